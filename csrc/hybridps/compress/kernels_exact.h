@@ -295,6 +295,40 @@ inline void put_parts(const std::byte* in, const ExactParts<T>& parts, std::byte
     }
 }
 
+/// Makes 256 elements of their parts. The first `kNone` planes are zero.
+template <typename T, int kNone>
+[[gnu::always_inline]] inline void join_planes(const std::uint8_t* const* planes, const ExponentOf<T>* exponents,
+                                               std::byte* __restrict out) noexcept {
+  using Word = typename T::Word;
+#if defined(__AVX2__)
+  if constexpr (T::kRest % 8 == 0 && T::kPlanes <= 3) {
+    // Exponents of 8 bits: the two highest bytes of an element are made as bytes, and then interleaved with the others.
+    const Register low7 = every(0x7f);
+    for (std::size_t i = 0; i < kExactBlock; i += sizeof(Register)) {
+      const Register e = load(exponents + i);
+      const Register top = load(planes[T::kPlanes - 1] + i);
+      const Register first = (top & ~low7) | (shifted_right(e) & low7);
+      const Register second = (top & low7) | (shifted_left(e) & ~low7);
+      if constexpr (T::kBits == 16) {
+        store_pairs(second, first, out + 2 * i);
+      } else {
+        const Register third = kNone > 1 ? Register{} : load(planes[T::kPlanes - 2] + i);
+        const Register fourth = kNone > 0 ? Register{} : load(planes[0] + i);
+        store_fours(fourth, third, second, first, out + 4 * i);
+      }
+    }
+    return;
+  }
+#endif
+  for (std::size_t i = 0; i < kExactBlock; ++i) {
+    Word rest = 0;
+#pragma GCC unroll 8
+    for (int p = kNone; p < T::kPlanes; ++p) rest |= static_cast<Word>(static_cast<Word>(planes[p][i]) << (8 * p));
+    const Word x = joined<T>(rest, static_cast<Word>(exponents[i]));
+    __builtin_memcpy(out + i * sizeof(Word), &x, sizeof x);
+  }
+}
+
 /// Decodes the elements in fields.
 template <typename T>
 inline void decode_fields(const std::byte* in, const ExactHead& head, std::byte* out) noexcept {
@@ -310,18 +344,27 @@ inline void decode_fields(const std::byte* in, const ExactHead& head, std::byte*
     const auto usual = static_cast<Exponent>((base + codes[i]) & T::kTop);
     exponents[i] = codes[i] == 0 ? zero : usual;
   }
-  alignas(64) std::uint8_t planes[T::kPlanes][kExactBlock];
+  alignas(64) std::uint8_t unpacked[T::kPlanes][kExactBlock];
+  const std::uint8_t* planes[T::kPlanes];
   for (int p = T::kPlanes - 1; p >= 0; --p) {
     const int high = high_of<T>(p);
     const int low = low_of(head, p);
-    in = unpack_bits(in, quarters, low < high ? high - low : 0, low, planes[p]);
+    const int width = low < high ? high - low : 0;
+    if (width == 8 && quarters == 4) {
+      planes[p] = reinterpret_cast<const std::uint8_t*>(in);
+      in += kExactBlock;
+    } else {
+      planes[p] = unpacked[p];
+      in = unpack_bits(in, quarters, width, low, unpacked[p]);
+    }
   }
-  for (std::size_t i = 0; i < kExactBlock; ++i) {
-    Word rest = 0;
-#pragma GCC unroll 8
-    for (int p = 0; p < T::kPlanes; ++p) rest |= static_cast<Word>(static_cast<Word>(planes[p][i]) << (8 * p));
-    const Word x = joined<T>(rest, static_cast<Word>(exponents[i]));
-    __builtin_memcpy(out + i * sizeof(Word), &x, sizeof x);
+  if constexpr (T::kBits == 32) {
+    if (head.low >= 16)
+      join_planes<T, 2>(planes, exponents, out);
+    else
+      join_planes<T, 0>(planes, exponents, out);
+  } else {
+    join_planes<T, 0>(planes, exponents, out);
   }
   if (head.listed == 0) return;
   std::uint64_t marks[4];

@@ -174,7 +174,8 @@ inline const std::byte* unpack_quarter(const std::byte* in, int width, int low, 
   __builtin_memcpy(values, words, 64);
   return in;
 }
-inline std::byte* pack_bits(const std::uint8_t* values, unsigned quarters, int width, int low, std::byte* out) noexcept {
+inline std::byte* pack_bits(const std::uint8_t* values, unsigned quarters, int width, int low,
+                            std::byte* out) noexcept {
   if (quarters != 4) {
     for (unsigned i = 0; i < quarters; ++i) out = pack_quarter(values + 64 * i, width, low, out);
     return out;
@@ -238,6 +239,69 @@ inline const std::byte* unpack_bits(const std::byte* in, unsigned quarters, int 
 #endif
   }
 }
+
+// Bytes of elements that lie in a register each, the lowest of all elements in the first, become the elements. The
+// instructions interleave within 128 bits only: what they are given is put in another order before.
+#if defined(__AVX512BW__)
+using Register = __m512i;
+inline Register load(const void* at) noexcept { return _mm512_loadu_si512(at); }
+inline Register every(int byte) noexcept { return _mm512_set1_epi8(static_cast<char>(byte)); }
+/// Of each byte, but for the bit that comes from its neighbour.
+inline Register shifted_right(Register bytes) noexcept { return _mm512_srli_epi16(bytes, 1); }
+inline Register shifted_left(Register bytes) noexcept { return _mm512_slli_epi16(bytes, 7); }
+inline void store_pairs(Register low, Register high, std::byte* out) noexcept {
+  const Register order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  low = _mm512_permutexvar_epi64(order, low);
+  high = _mm512_permutexvar_epi64(order, high);
+  _mm512_storeu_si512(out, _mm512_unpacklo_epi8(low, high));
+  _mm512_storeu_si512(out + 64, _mm512_unpackhi_epi8(low, high));
+}
+inline void store_fours(Register a, Register b, Register c, Register d, std::byte* out) noexcept {
+  const Register order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  a = _mm512_permutexvar_epi32(order, a);
+  b = _mm512_permutexvar_epi32(order, b);
+  c = _mm512_permutexvar_epi32(order, c);
+  d = _mm512_permutexvar_epi32(order, d);
+  const Register low = _mm512_unpacklo_epi8(a, b);
+  const Register high = _mm512_unpacklo_epi8(c, d);
+  _mm512_storeu_si512(out, _mm512_unpacklo_epi16(low, high));
+  _mm512_storeu_si512(out + 64, _mm512_unpackhi_epi16(low, high));
+  const Register later_low = _mm512_unpackhi_epi8(a, b);
+  const Register later_high = _mm512_unpackhi_epi8(c, d);
+  _mm512_storeu_si512(out + 128, _mm512_unpacklo_epi16(later_low, later_high));
+  _mm512_storeu_si512(out + 192, _mm512_unpackhi_epi16(later_low, later_high));
+}
+#elif defined(__AVX2__)
+using Register = __m256i;
+inline Register load(const void* at) noexcept { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+inline Register every(int byte) noexcept { return _mm256_set1_epi8(static_cast<char>(byte)); }
+inline Register shifted_right(Register bytes) noexcept { return _mm256_srli_epi16(bytes, 1); }
+inline Register shifted_left(Register bytes) noexcept { return _mm256_slli_epi16(bytes, 7); }
+inline void store(Register value, std::byte* out) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), value);
+}
+inline void store_pairs(Register low, Register high, std::byte* out) noexcept {
+  low = _mm256_permute4x64_epi64(low, 0xd8);
+  high = _mm256_permute4x64_epi64(high, 0xd8);
+  store(_mm256_unpacklo_epi8(low, high), out);
+  store(_mm256_unpackhi_epi8(low, high), out + 32);
+}
+inline void store_fours(Register a, Register b, Register c, Register d, std::byte* out) noexcept {
+  const Register order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  a = _mm256_permutevar8x32_epi32(a, order);
+  b = _mm256_permutevar8x32_epi32(b, order);
+  c = _mm256_permutevar8x32_epi32(c, order);
+  d = _mm256_permutevar8x32_epi32(d, order);
+  const Register low = _mm256_unpacklo_epi8(a, b);
+  const Register high = _mm256_unpacklo_epi8(c, d);
+  store(_mm256_unpacklo_epi16(low, high), out);
+  store(_mm256_unpackhi_epi16(low, high), out + 32);
+  const Register later_low = _mm256_unpackhi_epi8(a, b);
+  const Register later_high = _mm256_unpackhi_epi8(c, d);
+  store(_mm256_unpacklo_epi16(later_low, later_high), out + 64);
+  store(_mm256_unpackhi_epi16(later_low, later_high), out + 96);
+}
+#endif
 
 }  // namespace
 }  // namespace hybridps::compress

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "hybridps/compress/kernels_fields.h"
+#include "hybridps/compress/kernels_interleave.h"
 
 namespace hybridps::compress {
 namespace {  // NOLINT(google-build-namespaces): as in reduce/convert.h
@@ -48,6 +49,10 @@ struct ExactExponent<true> {
 };
 template <typename T>
 using ExponentOf = typename ExactExponent<T::kWideExponent>::Type;
+
+/// bf16 and fp32: exponents of 8 bits. The two highest bytes of an element are made from and into bytes.
+template <typename T>
+inline constexpr bool kByBytes = T::kRest % 8 == 0 && T::kPlanes <= 3;
 
 template <typename Word>
 [[gnu::always_inline]] inline Word get_word(const std::byte* at) noexcept {
@@ -176,6 +181,41 @@ inline void choose_width(unsigned quarters, unsigned largest, unsigned least, un
   head.base = static_cast<std::uint16_t>((largest - parts.skipped - ((1U << width) - 1)) & ExactHead::kBaseMask);
 }
 
+/// Fills the planes that have bits to write, and exponents.
+template <typename T>
+[[gnu::always_inline]] inline void split_planes(const std::byte* in, ExactParts<T>& parts,
+                                                ExponentOf<T>* exponents) noexcept {
+  using Word = typename T::Word;
+#if defined(__AVX2__)
+  if constexpr (kByBytes<T>) {
+    const Register low7 = every(0x7f);
+    for (std::size_t i = 0; i < kExactBlock; i += sizeof(Register)) {
+      Register first;  // the highest byte of elements
+      Register second;
+      if constexpr (T::kBits == 16) {
+        load_pairs(in + 2 * i, second, first);
+      } else {
+        Register third;
+        Register fourth;
+        load_fours(in + 4 * i, fourth, third, second, first);
+        store(fourth, parts.planes[0] + i);
+        store(third, parts.planes[T::kPlanes - 2] + i);
+      }
+      store((first & ~low7) | (second & low7), parts.planes[T::kPlanes - 1] + i);
+      store((left<1>(first) & ~every(1)) | (right<7>(second) & every(1)), exponents + i);
+    }
+    return;
+  }
+#endif
+  for (int p = 0; p < T::kPlanes; ++p) {
+    if (8 * p + 8 <= parts.head.low) continue;
+    for (std::size_t i = 0; i < kExactBlock; ++i)
+      parts.planes[p][i] = static_cast<std::uint8_t>(rest_of<T>(get_word<Word>(in + i * sizeof(Word))) >> (8 * p));
+  }
+  for (std::size_t i = 0; i < kExactBlock; ++i)
+    exponents[i] = static_cast<ExponentOf<T>>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
+}
+
 /// Takes a block of 256 elements apart and decides how it is encoded. `quarters`: how many times 64 elements count.
 template <typename T>
 inline void take_apart(const std::byte* in, unsigned quarters, ExactParts<T>& parts) noexcept {
@@ -198,14 +238,8 @@ inline void take_apart(const std::byte* in, unsigned quarters, ExactParts<T>& pa
   }
   const Word rest = rest_of<T>(any);
   parts.head.low = static_cast<std::uint8_t>(rest == 0 ? T::kRest : __builtin_ctzll(rest));
-  for (int p = 0; p < T::kPlanes; ++p) {
-    if (8 * p + 8 <= parts.head.low) continue;
-    for (std::size_t i = 0; i < kExactBlock; ++i)
-      parts.planes[p][i] = static_cast<std::uint8_t>(rest_of<T>(get_word<Word>(in + i * sizeof(Word))) >> (8 * p));
-  }
   alignas(64) Exponent exponents[kExactBlock];
-  for (std::size_t i = 0; i < kExactBlock; ++i)
-    exponents[i] = static_cast<Exponent>(get_word<Word>(in + i * sizeof(Word)) >> T::kMantissa & T::kTop);
+  split_planes<T>(in, parts, exponents);
   Exponent largest = 0;
   Exponent least = T::kTop;
   Exponent least_some = T::kTop;  // of those that are not zero, less 1
@@ -301,14 +335,13 @@ template <typename T, int kNone>
                                                std::byte* __restrict out) noexcept {
   using Word = typename T::Word;
 #if defined(__AVX2__)
-  if constexpr (T::kRest % 8 == 0 && T::kPlanes <= 3) {
-    // Exponents of 8 bits: the two highest bytes of an element are made as bytes, and then interleaved with the others.
+  if constexpr (kByBytes<T>) {
     const Register low7 = every(0x7f);
     for (std::size_t i = 0; i < kExactBlock; i += sizeof(Register)) {
       const Register e = load(exponents + i);
       const Register top = load(planes[T::kPlanes - 1] + i);
-      const Register first = (top & ~low7) | (shifted_right(e) & low7);
-      const Register second = (top & low7) | (shifted_left(e) & ~low7);
+      const Register first = (top & ~low7) | (right<1>(e) & low7);
+      const Register second = (top & low7) | (left<7>(e) & ~low7);
       if constexpr (T::kBits == 16) {
         store_pairs(second, first, out + 2 * i);
       } else {

@@ -2,10 +2,10 @@
 #include "hybridps/compress/exact.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <random>
@@ -166,6 +166,12 @@ std::vector<Bytes> adversarial_of(DType dtype, std::size_t count, unsigned seed)
     default: take(adversarial<std::uint64_t>(2 * count, 52, seed)); break;
   }
   return all;
+}
+
+double core_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 }  // namespace
@@ -378,64 +384,66 @@ TEST_CASE("compress/exact: a billion values come back", "[.long]") {
 }
 
 // unit_compress "[.rates]". In chunks of 256 KiB; of one again and again, which stays in the cache, and of 64 MiB,
-// which do not.
+// which do not. What is compared is measured in turn, for the machine may have other work.
 TEST_CASE("compress/exact: rates", "[.rates]") {
   constexpr std::size_t kChunk = 256 * 1024;
   for (const std::size_t chunks : {std::size_t{1}, std::size_t{256}}) {
-    const auto gb_per_second = [&](const std::function<void(std::size_t chunk)>& work) {
-      const int repeats = chunks == 1 ? 50 : 1;
-      double best = 0.0;
-      for (int round = 0; round < (chunks == 1 ? 20 : 7); ++round) {
-        const auto began = std::chrono::steady_clock::now();
-        for (int i = 0; i < repeats; ++i)
-          for (std::size_t chunk = 0; chunk < chunks; ++chunk) work(chunk);
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-        best = std::max(best,
-                        static_cast<double>(static_cast<std::size_t>(repeats) * chunks * kChunk) / took.count() / 1e9);
-      }
+    using Work = std::function<void(std::size_t chunk)>;
+    const auto gb_per_second = [&](const std::vector<Work>& works) {
+      const int repeats = chunks == 1 ? 20 : 1;
+      std::vector<double> best(works.size(), 0.0);
+      for (int round = 0; round < (chunks == 1 ? 20 : 7); ++round)
+        for (std::size_t w = 0; w < works.size(); ++w) {
+          const double began = core_seconds();
+          for (int i = 0; i < repeats; ++i)
+            for (std::size_t chunk = 0; chunk < chunks; ++chunk) works[w](chunk);
+          const std::size_t bytes = static_cast<std::size_t>(repeats) * chunks * kChunk;
+          best[w] = std::max(best[w], static_cast<double>(bytes) / (core_seconds() - began) / 1e9);
+        }
       return best;
     };
     const std::vector<float> values = gradients(chunks * kChunk / 4, 2);
-    const std::vector<std::pair<const char*, std::pair<DType, Bytes>>> cases = {
-        {"bf16", {DType::kBfloat16, in_type(gradients(chunks * kChunk / 2, 2), DType::kBfloat16)}},
-        {"fp16", {DType::kFloat16, in_type(gradients(chunks * kChunk / 2, 2), DType::kFloat16)}},
-        {"fp32 of bf16", {DType::kFloat32, bytes_of(widened_bf16(values))}},
-        {"fp32", {DType::kFloat32, bytes_of(values)}},
-        {"fp64", {DType::kFloat64, in_type(gradients(chunks * kChunk / 8, 2), DType::kFloat64)}},
-        {"zeros", {DType::kFloat32, Bytes(chunks * kChunk)}},
+    struct Case {
+      const char* name;
+      DType dtype;
+      Bytes plain;
+    };
+    const std::vector<float> more = gradients(chunks * kChunk / 2, 2);
+    const Case cases[] = {
+        {"bf16", DType::kBfloat16, in_type(more, DType::kBfloat16)},
+        {"fp16", DType::kFloat16, in_type(more, DType::kFloat16)},
+        {"fp32 of bf16", DType::kFloat32, bytes_of(widened_bf16(values))},
+        {"fp32", DType::kFloat32, bytes_of(values)},
+        {"fp64", DType::kFloat64, in_type(gradients(chunks * kChunk / 8, 2), DType::kFloat64)},
     };
     Bytes other(chunks * kChunk);
     const auto to = [&](std::size_t chunk) { return other.data() + chunk * kChunk; };
-    for (const auto& [name, what] : cases) {
-      const auto& [dtype, plain] = what;
-      const auto from = [&plain = plain](std::size_t chunk) { return plain.data() + chunk * kChunk; };
-      const std::size_t count = kChunk / core::size_of(dtype);
-      const double copied = gb_per_second([&](std::size_t chunk) { std::memcpy(to(chunk), from(chunk), kChunk); });
-      const double added = gb_per_second([&, dtype = dtype](std::size_t chunk) {
-        const reduce::Input inputs[] = {{to(chunk)}, {from(chunk)}};
-        reduce::combine(inputs, to(chunk), count, dtype, core::ReduceOp::kSum, {});
-      });
-      std::printf("%zu KiB of %s: memcpy %.1f GB/s, add %.1f\n", chunks * kChunk / 1024, name, copied, added);
+    std::printf("%zu KiB: GB/s, and part of memcpy\n", chunks * kChunk / 1024);
+    for (const Case& one : cases)
       for (const compress::KernelTable* table : compress::available_tables()) {
-        const Exact codec = Exact::with(*table, dtype);
+        const auto from = [&](std::size_t chunk) { return one.plain.data() + chunk * kChunk; };
+        const std::size_t count = kChunk / core::size_of(one.dtype);
+        const Exact codec = Exact::with(*table, one.dtype);
         const std::size_t room = codec.bytes_max(kChunk);
         Bytes wire(chunks * room);
         std::size_t size = 0;
-        const double encoded = gb_per_second(
-            [&](std::size_t chunk) { size = codec.encode(from(chunk), kChunk, wire.data() + chunk * room); });
-        const double decoded =
-            gb_per_second([&](std::size_t chunk) { codec.expand(wire.data() + chunk * room, 0, count, to(chunk)); });
-        const double summed = gb_per_second([&, dtype = dtype](std::size_t chunk) {
-          const reduce::Input inputs[] = {{to(chunk)}, {wire.data() + chunk * room, 1.0, &codec}};
-          reduce::combine(inputs, to(chunk), count, dtype, core::ReduceOp::kSum, {});
+        const auto sum = [&](std::size_t chunk, const reduce::Input& second) {
+          const reduce::Input inputs[] = {{from(chunk)}, second};
+          reduce::combine(inputs, to(chunk), count, one.dtype, core::ReduceOp::kSum, {});
+        };
+        const std::vector<double> rates = gb_per_second({
+            [&](std::size_t chunk) { std::memcpy(to(chunk), from(chunk), kChunk); },
+            [&](std::size_t chunk) { size = codec.encode(from(chunk), kChunk, wire.data() + chunk * room); },
+            [&](std::size_t chunk) { codec.expand(wire.data() + chunk * room, 0, count, to(chunk)); },
+            [&](std::size_t chunk) { sum(chunk, {wire.data() + chunk * room, 1.0, &codec}); },
+            [&](std::size_t chunk) { sum(chunk, {from(chunk)}); },
+            [&](std::size_t chunk) { size += codec.estimate(from(chunk), kChunk) > 2.0 ? 1 : 0; },
         });
-        const double guessed =
-            gb_per_second([&](std::size_t chunk) { size += codec.estimate(from(chunk), kChunk) > 2; });
-        std::printf(
-            "  %-7s encode %5.1f %3.0f %%  decode %5.1f %3.0f %%  and add %5.1f %3.0f %%  estimate %5.0f  size %.3f\n",
-            table->name, encoded, 100 * encoded / copied, decoded, 100 * decoded / copied, summed,
-            100 * summed / copied, guessed, static_cast<double>(size) / kChunk);
+        std::printf("  %-12s %-7s memcpy %4.1f", one.name, table->name, rates[0]);
+        const char* const names[] = {"", "encode", "decode", "decode and add", "add", "estimate"};
+        for (std::size_t w = 1; w < rates.size(); ++w)
+          std::printf("  %s %4.1f %3.0f %%", names[w], rates[w], 100 * rates[w] / rates[0]);
+        std::printf("  size %.3f\n", static_cast<double>(size) / kChunk);
       }
-    }
   }
 }

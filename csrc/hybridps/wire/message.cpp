@@ -236,7 +236,7 @@ struct Envelope {
   std::uint8_t version = core::kProtocolVersion;
   std::uint8_t type = 0;
   std::int8_t priority = 0;
-  std::uint8_t zero = 0;
+  std::uint8_t packed = kNotPacked;
   From from;
   std::uint32_t payload_bytes = 0;
 };
@@ -247,7 +247,7 @@ void fields(Io& io, Envelope& e) {
   io("version", e.version);
   io("type", e.type);
   io("priority", e.priority);
-  io("zero", e.zero);
+  io("packed", e.packed);
   io("source", e.from.source.value);
   io("uid, high half", e.from.uid.high);
   io("uid, low half", e.from.uid.low);
@@ -342,6 +342,7 @@ HeaderBytes encode(const Message& message) {
   envelope.priority = message.priority;
   envelope.from = message.from;
   envelope.payload_bytes = message.payload_bytes;
+  if (const auto* data = message.as<Data>()) envelope.packed = data->packed;
   fields(writer, envelope);
   std::visit([&](auto body) { fields(writer, body); }, message.body);
   return bytes;
@@ -359,14 +360,16 @@ core::Result<Message> decode(std::span<const std::byte> bytes) {
   if (envelope.version != core::kProtocolVersion)
     return refuse("message of protocol version " + std::to_string(envelope.version) + ", this build speaks " +
                   std::to_string(core::kProtocolVersion));
-  if (envelope.type >= kTypeCount || envelope.zero != 0) return refuse("message header of an unknown type");
+  if (envelope.type >= kTypeCount) return refuse("message header of an unknown type");
   Message message{envelope.from, envelope.payload_bytes, bodies()[envelope.type], envelope.priority};
   std::visit([&](auto& body) { fields(reader, body); }, message.body);
   static constexpr HeaderBytes kZeros{};
   const auto rest = static_cast<std::size_t>(bytes.data() + bytes.size() - reader.at);
   const bool may_have_priority = message.chunk() != nullptr;
-  if (!reader.is_valid || (message.priority != 0 && !may_have_priority) ||
-      std::memcmp(reader.at, kZeros.data(), rest) != 0)
+  auto* const data = std::get_if<Data>(&message.body);
+  if (data != nullptr) data->packed = envelope.packed;
+  if (!reader.is_valid || (data == nullptr && envelope.packed != kNotPacked) || envelope.packed > core::kDTypeCount ||
+      (message.priority != 0 && !may_have_priority) || std::memcmp(reader.at, kZeros.data(), rest) != 0)
     return refuse("message header with a value that no field of it may have");
   return message;
 }

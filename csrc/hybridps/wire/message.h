@@ -2,8 +2,8 @@
 //
 // Grammar (little-endian, kHeaderBytes in all):
 //   header   := envelope body zeros
-//   envelope := magic:u32 version:u8 type:u8 priority:i8 zero:u8 source:u64 uid:u128 sender_rank:u32 payload_bytes:u32
-//   body     := the fields of the type's struct below, without gaps, in the order of layout()
+//   envelope := magic:u32 version:u8 type:u8 priority:i8 packed:u8 source:u64 uid:u128 sender_rank:u32
+//   payload_bytes:u32 body     := the fields of the type's struct below, without gaps, in the order of layout()
 // Threads  pure functions.
 // Errors   decode() checks everything that can be checked without knowing the group: it never trusts a peer's bytes.
 #pragma once
@@ -99,6 +99,14 @@ inline constexpr std::uint8_t kPermitCount = 3;
 
 // --- the messages ----------------------------------------------------------------------------------------------------
 
+/// `packed` of a Data message: the payload is in the lossless form of compress/exact.h, behind the size of its elements
+/// in bytes (u32).
+inline constexpr std::uint8_t kNotPacked = 0;
+constexpr std::uint8_t packed_as(core::DType dtype) noexcept {
+  return static_cast<std::uint8_t>(static_cast<unsigned>(dtype) + 1);
+}
+inline constexpr std::size_t kPackedFrontBytes = 4;
+
 /// One chunk.
 struct Data {
   static constexpr std::string_view kName = "data";
@@ -107,6 +115,9 @@ struct Data {
   Permit permit = Permit::kAllowance;
   std::uint32_t cost = 0;    // bytes that return to the permit's account once the chunk is consumed
   std::uint32_t window = 0;  // bytes of the allowance that the sender uses; 0: unchanged
+  /// packed_as() the type of the elements, or kNotPacked. In the envelope, since the body is full. The sender chooses
+  /// for each chunk.
+  std::uint8_t packed = kNotPacked;
   bool operator==(const Data&) const = default;
 };
 

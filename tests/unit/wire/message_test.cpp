@@ -123,7 +123,7 @@ TEST_CASE("wire/message: what is written lies where the documented layout puts i
   CHECK(value("version") == core::kProtocolVersion);
   CHECK(value("type") == 0);
   CHECK(value("priority") == 0xfd);
-  CHECK(value("zero") == 0);
+  CHECK(value("packed") == 0);
   CHECK(value("source") == 0x2222);
   CHECK(value("uid, high half") == 0x3333);
   CHECK(value("uid, low half") == 0x4444);
@@ -218,8 +218,9 @@ TEST_CASE("wire/message: what is behind the last field must be zero", "[wire][fa
       if (at >= wire::kHeaderBytes || (at > 7 && at < end)) continue;
       wire::HeaderBytes bytes = good;
       bytes[at] = std::byte{1};
-      // Chunks alone have a priority.
-      const bool may_be = at == 6 && Message{{}, 0, body}.chunk() != nullptr;
+      // Chunks alone have a priority. Data alone may be packed.
+      const Message message{{}, 0, body};
+      const bool may_be = (at == 6 && message.chunk() != nullptr) || (at == 7 && message.as<wire::Data>() != nullptr);
       CHECK(wire::decode(bytes).is_ok() == may_be);
     }
   }

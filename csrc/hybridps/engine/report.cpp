@@ -56,7 +56,9 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
     if (const auto flow = of.outbox.flow_of(id))
       json.field("window_bytes", flow->window_bytes)
           .field("in_flight_bytes", flow->in_flight_bytes)
-          .field("streams_waiting", flow->streams_waiting);
+          .field("streams_waiting", flow->streams_waiting)
+          .field("path_bytes_per_second", flow->path_rate)
+          .field("packing", flow::text_of(flow->packing));
     if (const auto path = paths.find(id); path != paths.end())
       json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds)
           .field("tcp_retransmits", path->second.retransmits)
@@ -137,6 +139,12 @@ void Report::update(const Reported& of, std::size_t groups) {
   };
   counters_.set(Counter::kCompressEncodeNs, nanoseconds(codecs.encoding));
   counters_.set(Counter::kCompressDecodeNs, nanoseconds(codecs.decoding));
+  const flow::PackingCounts& packing = of.outbox.packing().counts();
+  counters_.set(Counter::kPackedBytes, packing.bytes);
+  counters_.set(Counter::kPackedWireBytes, packing.wire_bytes);
+  counters_.set(Counter::kPackRefused, packing.refused);
+  counters_.set(Counter::kPackNs, nanoseconds(packing.packing));
+  counters_.set(Counter::kUnpackNs, nanoseconds(packing.unpacking));
   counters_.set(Counter::kNetTxHeaderBytes, net.tx_header_bytes);
   counters_.set(Counter::kNetRxHeaderBytes, net.rx_header_bytes);
   if (of.transports.shm) {

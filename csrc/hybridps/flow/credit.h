@@ -68,6 +68,11 @@ class SendBook {
   /// because credit for the end of an operation may come back only during the next operation.
   bool wants_round() const noexcept { return !local_ && !tuner_.is_measuring(); }
   void begin_round(Duration now) noexcept { tuner_.on_spent(paid_, now); }
+  /// A chunk that was paid for takes `bytes` less.
+  void lower(std::int64_t bytes) noexcept {
+    outstanding_ -= bytes;
+    paid_ -= static_cast<std::uint64_t>(bytes);
+  }
   /// Gives back the cost of a permit that was not used.
   void unpay(std::int64_t cost) noexcept { give_back(cost); }
   /// Credit came. Counts never get negative, even if the peer returns too much, or bytes that were unpaid meanwhile.

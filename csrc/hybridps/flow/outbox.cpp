@@ -10,24 +10,6 @@ namespace hybridps::flow {
 
 using namespace mark;
 
-Delivery& Delivery::operator=(Delivery&& other) noexcept {
-  if (this != &other) {
-    reset();
-    payload_ = std::move(other.payload_);
-    outbox_ = std::exchange(other.outbox_, nullptr);
-    source_ = other.source_;
-    cost_ = std::exchange(other.cost_, 0);
-    permit_ = other.permit_;
-  }
-  return *this;
-}
-
-void Delivery::reset() noexcept {
-  payload_.reset();
-  if (Outbox* outbox = std::exchange(outbox_, nullptr); outbox != nullptr && cost_ > 0)
-    outbox->consumed(source_, cost_, permit_);
-}
-
 Outbox::Outbox(OutboxOptions options, transport::BufferPool& pool, Router& router)
     : options_(std::move(options)), pool_(pool), router_(router), net_in_use_(options_.class_bytes.size(), 0) {
   for (std::size_t kind = 0; kind < 2 * options_.class_bytes.size(); ++kind) starved_.emplace_back(&Stream::starved_);
@@ -204,7 +186,7 @@ transport::SendDone Outbox::when_sent(const PeerState& peer, const Stream& strea
 Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.bytes_of(chunk);
   std::uint8_t& marks = stream.marks_[chunk];
-  wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0};
+  wire::Data data{stream.id, stream.premul, wire::Permit::kGrant, 0, 0, wire::kNotPacked};
   data.chunk.number = chunk;
   const auto send = [&](const Payload& payload, transport::SendDone done) {
     return transmit(peer, {stream.from, static_cast<std::uint32_t>(payload.bytes), data, stream.priority},
@@ -218,7 +200,7 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     return SendResult::kSent;
   }
   const std::size_t size_class = class_of(stream.source->wire_bytes_max(bytes));
-  const std::int64_t cost = cost_of(peer, stream, chunk);
+  std::int64_t cost = cost_of(peer, stream, chunk);
   bool by_all = false;
   if ((marks & kPermitted) == 0) {
     if (pay(peer, cost, stream.urgent)) {
@@ -237,6 +219,16 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     if (by_all) peer.book.unpay_whole(cost);
     return SendResult::kNoSlot;
   }
+  data.packed = payload.packed;
+  if (payload.packed != wire::kNotPacked && ((marks & kByAllowance) != 0 || by_all)) {
+    // What packing saves goes back to the account: permits count bytes on the wire.
+    const auto saved = cost - static_cast<std::int64_t>(std::max(payload.bytes, options_.class_bytes.front()));
+    if (saved > 0 && by_all)
+      peer.book.unpay_whole(saved);
+    else if (saved > 0)
+      peer.book.lower(saved);
+    cost -= std::max<std::int64_t>(saved, 0);
+  }
 
   if ((marks & kByAllowance) != 0)
     data.permit = wire::Permit::kAllowance;
@@ -250,6 +242,7 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
   if (!peer.local) ++net_in_use_[size_class];
   const core::Status status = send(payload, when_sent(peer, stream, chunk, payload.bytes,
                                                       {this, alive_, peer.id, size_class, cost, !peer.local, by_all}));
+  measure_path(peer, stream, payload.bytes);
   if (trace_ != nullptr) trace_->make_stale();  // shared memory and UCX may call the kernel
   if (!status.is_ok()) {
     // `done` was dropped without a run.
@@ -290,6 +283,7 @@ std::uint32_t Outbox::serve_wanted(PeerState& peer, Stream& stream, std::uint32_
 }
 
 void Outbox::wait(PeerState& peer, Stream& stream) {
+  begin_wait(peer, stream);
   PeerState::Waiting& waiting = peer.of(stream);
   if (waiting.turn.empty()) waiting.since = core::Clock::now();
   waiting.turn.add(stream);
@@ -304,7 +298,8 @@ void Outbox::stop_waiting(Stream& stream) noexcept {
 
 // The stream has a permit for the chunk that lacks a slot, or an "all chunks" grant. So it leaves the queues for
 // permits, and holds up no stream there.
-void Outbox::starve(const PeerState& peer, Stream& stream, std::uint32_t chunk) {
+void Outbox::starve(PeerState& peer, Stream& stream, std::uint32_t chunk) {
+  begin_wait(peer, stream);
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
   starved_[class_of(bytes) + (peer.local ? options_.class_bytes.size() : 0)].add(stream);
@@ -359,10 +354,12 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
   }
   StreamQueue::remove(stream, &Stream::starved_);
   // A callback may have cancelled the stream: a cancelled stream must not wait.
-  if (blocked && !(stream.ready_.empty() && stream.wanted_.empty()))
+  if (blocked && !(stream.ready_.empty() && stream.wanted_.empty())) {
     wait(peer, stream);
-  else
+  } else {
     stop_waiting(stream);
+    end_wait(peer);
+  }
   return pumped;
 }
 
@@ -458,6 +455,7 @@ void Outbox::cancel(Stream& stream) {
   stream.free_.clear();
   stream.ready_.clear();
   stream.wanted_.clear();
+  if (const auto found = peers_.find(stream.peer); found != peers_.end()) end_wait(*found->second);
 }
 
 void Outbox::on_credit(core::EngineId peer, const wire::Credit& credit) {
@@ -543,7 +541,8 @@ std::optional<Outbox::Flow> Outbox::flow_of(core::EngineId id) const {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return std::nullopt;
   const PeerState& peer = *found->second;
-  Flow flow{peer.book.window(), peer.book.outstanding() + peer.book.whole_outstanding(), 0};
+  Flow flow{peer.book.window(), peer.book.outstanding() + peer.book.whole_outstanding(), 0, peer.path.rate(),
+            peer.path.state()};
   for (const StreamQueue* queue : {&peer.urgent.turn, &peer.bulk.turn})
     for (const Stream* s = queue->front(); s != nullptr; s = queue->next(*s)) ++flow.streams_waiting;
   return flow;
@@ -575,7 +574,11 @@ std::string Outbox::describe() const {
 }
 
 void Outbox::forget(core::EngineId peer) {
-  peers_.erase(peer);
+  if (const auto found = peers_.find(peer); found != peers_.end()) {
+    paths_waiting_ -= found->second->path.is_waiting() ? 1 : 0;
+    paths_packing_ -= found->second->path.packs() ? 1 : 0;
+    peers_.erase(found);
+  }
   std::erase(resume_, peer);
 }
 

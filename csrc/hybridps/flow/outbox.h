@@ -34,12 +34,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hybridps/compress/exact.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/credit.h"
+#include "hybridps/flow/packing.h"
 #include "hybridps/flow/stream.h"
 #include "hybridps/observe/trace.h"
 #include "hybridps/schedule/window_tuner.h"
@@ -97,8 +99,18 @@ class Delivery {
   Delivery& operator=(Delivery&& other) noexcept;
   ~Delivery() { reset(); }
 
-  const std::byte* data() const noexcept { return payload_.data(); }
-  std::size_t bytes() const noexcept { return payload_.bytes(); }
+  /// The payload of `packed` data (wire::Data::packed), if the payload is sound. Otherwise the payload stays as it is,
+  /// and its size will not be what the plan expects.
+  void set_packed(std::uint8_t packed) noexcept;
+
+  const std::byte* data() const noexcept {
+    return payload_.data() + (format_ == nullptr ? 0 : wire::kPackedFrontBytes);
+  }
+  /// Of the elements; of the payload, unless it is packed.
+  std::size_t bytes() const noexcept { return format_ == nullptr ? payload_.bytes() : element_bytes_; }
+  /// Null: the elements lie in data(). Else the payload is packed, and this expands data() to elements of dtype().
+  const compress::Exact* format() const noexcept { return format_; }
+  core::DType dtype() const noexcept { return dtype_; }
   void reset() noexcept;
 
  private:
@@ -107,6 +119,9 @@ class Delivery {
   core::EngineId source_;
   std::int64_t cost_ = 0;
   wire::Permit permit_ = wire::Permit::kAllowance;
+  core::DType dtype_ = core::DType::kBytes;
+  const compress::Exact* format_ = nullptr;
+  std::size_t element_bytes_ = 0;
 };
 
 class Outbox : core::Pinned {
@@ -130,6 +145,23 @@ class Outbox : core::Pinned {
   /// Sends a message with a short text as payload, cut to the largest size class. Without a free slot the text is
   /// dropped, and the message goes without payload.
   void send_text(core::EngineId peer, wire::Message message, std::string_view text);
+
+  /// Whether a chunk of the stream shall go packed now. Then its Source calls pack().
+  bool packs(const Stream& stream, std::size_t bytes);
+  /// Whether bulk goes packed to some peer.
+  bool packs_anywhere(MayPack may) const noexcept {
+    return may == MayPack::kAlways || (may == MayPack::kWhereItPays && paths_packing_ > 0);
+  }
+  /// `elements`, a chunk of the stream, packed in `buffer`, which has room for `bytes`; as they are, if they would not
+  /// shrink. `elements` must not lie in the buffer.
+  Payload pack(const Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer);
+  /// Writes the elements of a packed payload to `out`: payload.bytes() bytes.
+  void unpack(const Delivery& payload, std::byte* out);
+  Packing& packing() noexcept { return packing_; }
+  const Packing& packing() const noexcept { return packing_; }
+  /// Whether a bulk stream waits for a path. Then add_busy() is told how long each round of this thread worked.
+  bool measures_paths() const noexcept { return paths_waiting_ > 0; }
+  void add_busy(core::Duration worked) noexcept { busy_ += worked; }
 
   /// Whether a connection to the peer was opened and has not failed.
   bool is_open(core::EngineId peer) const;
@@ -157,6 +189,8 @@ class Outbox : core::Pinned {
     std::int64_t window_bytes = 0;
     std::int64_t in_flight_bytes = 0;  // paid from the allowance or under "all chunks" grants, and not returned
     std::size_t streams_waiting = 0;   // streams that wait for a permit
+    double path_rate = 0.0;            // bytes a second that the path carried (packing.h); 0: not known
+    PathState packing = PathState::kUnknown;
   };
   std::optional<Flow> flow_of(core::EngineId peer) const;
   /// Called by Delivery.
@@ -191,6 +225,7 @@ class Outbox : core::Pinned {
     Waiting bulk;
     bool resumes = false;  // listed in resume_
     std::int64_t traced_window = 0;
+    PathRate path;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class SendResult { kSent, kNoPermit, kNoSlot, kBroken };
@@ -216,7 +251,10 @@ class Outbox : core::Pinned {
   SendResult send_chunk(PeerState& peer, Stream& stream, std::uint32_t chunk);
   std::uint32_t serve_wanted(PeerState& peer, Stream& stream, std::uint32_t chunks_max);
   void wait(PeerState& peer, Stream& stream);
-  void starve(const PeerState& peer, Stream& stream, std::uint32_t chunk);
+  void begin_wait(PeerState& peer, const Stream& stream);
+  void end_wait(PeerState& peer);
+  void measure_path(PeerState& peer, const Stream& stream, std::size_t wire_bytes);
+  void starve(PeerState& peer, Stream& stream, std::uint32_t chunk);
   static void stop_waiting(Stream& stream) noexcept;
   void announce(PeerState& peer, Stream& stream);
   core::Status transmit(PeerState& peer, wire::Message message, const transport::Buffer& buffer = {},
@@ -239,6 +277,11 @@ class Outbox : core::Pinned {
   bool slot_released_ = false;
   std::vector<core::EngineId> resume_;  // peers that may send more
   std::uint64_t looks_ = 0;
+  Packing packing_;
+  std::vector<std::byte> packed_;  // for pack()
+  std::size_t paths_waiting_ = 0;
+  std::size_t paths_packing_ = 0;
+  core::Duration busy_{};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

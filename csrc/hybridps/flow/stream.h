@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "hybridps/core/dtype.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/transport/buffer_pool.h"
@@ -22,7 +23,11 @@ struct Stream;
 struct Payload {
   transport::Buffer buffer;
   std::size_t bytes = 0;
+  std::uint8_t packed = wire::kNotPacked;  // wire::Data::packed
 };
+
+/// Whether a stream's chunks may go packed (packing.h) to a peer on another node.
+enum class MayPack : std::uint8_t { kNever, kWhereItPays, kAlways };
 
 /// Produces the chunks of streams. Called from inside Outbox::offer(), want(), granted(), on_credit() and progress().
 class Source {
@@ -137,6 +142,8 @@ struct Stream : core::Pinned {
   bool urgent = false;
   std::int8_t priority = 0;  // among streams to its peer of the same urgency; must not change while the stream waits
   std::uint32_t index = 0;   // free for the owner's use
+  MayPack may_pack = MayPack::kNever;
+  core::DType dtype = core::DType::kBytes;  // of the elements, for packing
 
   std::size_t bytes_of(std::uint32_t chunk) const noexcept;
   bool is_offered(std::uint32_t chunk) const noexcept;

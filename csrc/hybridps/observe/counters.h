@@ -31,8 +31,13 @@ enum class Counter : std::uint8_t {
   kCompressNotFinite,
   kCompressEncodeNs,
   kCompressDecodeNs,
+  kPackedBytes,
+  kPackedWireBytes,
+  kPackRefused,
+  kPackNs,
+  kUnpackNs,
 };
-inline constexpr std::size_t kCounterCount = 19;
+inline constexpr std::size_t kCounterCount = 24;
 
 class Counters {
  public:

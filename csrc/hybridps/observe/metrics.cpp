@@ -53,6 +53,11 @@ constexpr std::array kMetrics = {
     Metric{"compress_not_finite", kCounter, "", "Blocks with infinities or NaN.", Counter::kCompressNotFinite},
     Metric{"compress_encode_ns", kCounter, "", "Nanoseconds of encoding.", Counter::kCompressEncodeNs},
     Metric{"compress_decode_ns", kCounter, "", "Nanoseconds of decoding.", Counter::kCompressDecodeNs},
+    Metric{"packed_bytes", kCounter, "", "Bytes of elements that went packed, without loss.", Counter::kPackedBytes},
+    Metric{"packed_wire_bytes", kCounter, "", "Bytes that they became.", Counter::kPackedWireBytes},
+    Metric{"pack_refused", kCounter, "", "Chunks that would not have shrunk.", Counter::kPackRefused},
+    Metric{"pack_ns", kCounter, "", "Nanoseconds of packing.", Counter::kPackNs},
+    Metric{"unpack_ns", kCounter, "", "Nanoseconds of unpacking, with the sums in the same pass.", Counter::kUnpackNs},
     Metric{"trace_dropped", kCounter, "", "Events of a trace that were dropped, since the file was slower."},
     // Only of dedicated servers.
     Metric{"server_groups", kGauge, "", "Process groups that are open."},

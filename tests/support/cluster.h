@@ -35,6 +35,8 @@ struct ClusterOptions {
   bool tune = false;
   /// By member; none: no codec. Groups then have smaller chunks, as slots must have room for what chunks become.
   std::vector<std::shared_ptr<const compress::Codecs>> codecs;
+  flow::MayPack may_pack = flow::MayPack::kNever;
+  std::uint64_t packs_from = 0;
   std::uint64_t residual_bytes = std::uint64_t{1} << 30;
   std::uint64_t server_residual_bytes = std::uint64_t{1} << 30;
   std::uint64_t outer_bytes = std::uint64_t{1} << 30;  // of dedicated servers, each
@@ -130,18 +132,19 @@ class Cluster {
     const schedule::ChunkSizes chunks{usual, usual, room};
     if (topology.is_dedicated(rank)) {
       server::ServedGroup group{uid, "test", members, std::move(topology), chunks, codec};
+      group.may_pack = options_.may_pack;
+      group.packs_from = options_.packs_from;
       group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));
     } else {
-      worker::GroupInfo info{uid,
-                             "test",
-                             members,
-                             std::move(topology),
-                             options_.tiny_bytes,
-                             options_.tiny_bytes + 1,
-                             codec,
-                             options_.residual_bytes};
+      worker::GroupInfo info{uid, "test", members, std::move(topology)};
+      info.tiny_bytes = options_.tiny_bytes;
+      info.urgent_below = options_.tiny_bytes + 1;
+      info.codecs = codec;
+      info.may_pack = options_.may_pack;
+      info.packs_from = options_.packs_from;
+      info.residual_bytes_max = options_.residual_bytes;
       info.tuning.chunks = chunks;
       at(rank).open_group(std::move(info));
     }

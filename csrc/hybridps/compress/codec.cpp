@@ -23,6 +23,7 @@ constexpr std::size_t kStackElements = 2048;                   // for one step o
 Kernel kernel_of(const Spec& spec) {
   switch (spec.kind) {
     case CodecKind::kNone:
+    case CodecKind::kExact:
     case CodecKind::kBf16: return Kernel::kBf16;
     case CodecKind::kFp16: return Kernel::kFp16;
     case CodecKind::kInt8: return Kernel::kInt8;
@@ -275,7 +276,7 @@ std::uint32_t chunk_bytes(const Codec& codec, std::size_t element_bytes, std::ui
 }
 
 std::unique_ptr<Codec> make_codec_with(const KernelTable& table, const Spec& spec, DType dtype) {
-  if (type_index(dtype) < 0 || spec.kind == CodecKind::kNone) return nullptr;
+  if (type_index(dtype) < 0 || !spec.is_lossy()) return nullptr;
   const bool casts = spec.kind == CodecKind::kBf16 || spec.kind == CodecKind::kFp16;
   if (casts && dtype != DType::kFloat32) return nullptr;
   return std::make_unique<KernelCodec>(table, spec, dtype);
@@ -287,7 +288,7 @@ std::unique_ptr<Codec> make_codec(const Spec& spec, DType dtype) {
 
 Codecs::Codecs(Spec spec) : spec_(spec) {
   Spec warm_up = spec;
-  warm_up.kind = spec.kind == CodecKind::kNone ? CodecKind::kNone : CodecKind::kBf16;
+  warm_up.kind = spec.is_lossy() ? CodecKind::kBf16 : CodecKind::kNone;
   for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
     const auto type = static_cast<std::size_t>(type_index(dtype));
     codecs_[0][type] = make_codec(warm_up, dtype);

@@ -64,7 +64,7 @@ class Codec : public reduce::Format {
 std::uint32_t chunk_bytes(const Codec& codec, std::size_t element_bytes, std::uint64_t wire_bytes,
                           std::uint64_t bytes_max) noexcept;
 
-/// Null: the codec does not make elements of this type smaller.
+/// Null: the codec does not make elements of this type smaller, or is lossless (exact.h).
 std::unique_ptr<Codec> make_codec(const Spec& spec, core::DType dtype);
 
 /// The codecs of one group. Threads: any; constant.

@@ -16,6 +16,8 @@ struct Named {
 };
 constexpr Named kNamed[] = {
     {"none", CodecKind::kNone, false},
+    {"off", CodecKind::kNone, false},
+    {"exact", CodecKind::kExact, false},
     {"bf16", CodecKind::kBf16, false},
     {"fp16", CodecKind::kFp16, false},
     {"int8", CodecKind::kInt8, false},
@@ -27,9 +29,9 @@ constexpr Named kNamed[] = {
 };
 constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
-    "expected none, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, with commas "
-    "between: "
-    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, auto=0|1, for topk and randomk k=PART, for dithering "
+    "expected exact (lossless), off, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, "
+    "with commas between: auto=0|1, and unless exact "
+    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, for topk and randomk k=PART, for dithering "
     "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
 
 core::Status wrong(std::string_view text, std::string_view why) {
@@ -77,7 +79,9 @@ core::Result<Spec> parse_spec(std::string_view text) {
       return value == "0" || value == "1";
     };
     bool fine = false;
-    if (key == "ef") {
+    if (!spec.is_lossy() && key != "auto") {
+      return wrong(text, std::string(name) + " has no parameter '" + std::string(key) + "'");
+    } else if (key == "ef") {
       fine = flag(spec.feedback);
     } else if (key == "warmup") {
       fine = number && *number >= 0 && *number <= 1e6 && *number == static_cast<std::uint32_t>(*number);
@@ -108,15 +112,16 @@ core::Result<Spec> parse_spec(std::string_view text) {
   if (spec.natural && spec.levels != 7) return wrong(text, "natural dithering has levels of its own");
   // Momentum is part of the caller's training method, so the codec must stay.
   if (spec.momentum > 0.0) spec.decides = false;
-  if (spec.kind != CodecKind::kNone) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
+  if (spec.is_lossy()) spec.warm_up = warm_up.value_or(spec.feedback ? kWarmUpWithFeedback : 0);
   return spec;
 }
 
 std::string text_of(const Spec& spec) {
   std::ostringstream out;
   for (const Named& named : kNamed)
-    if (named.kind == spec.kind) out << named.name;
-  if (spec.kind == CodecKind::kNone) return out.str();
+    if (named.kind == spec.kind && named.name != "off") out << named.name;
+  if (spec.kind == CodecKind::kExact && !spec.decides) out << ":auto=0";
+  if (!spec.is_lossy()) return out.str();
   out << ":ef=" << spec.feedback << ",warmup=" << spec.warm_up;
   if (spec.kind == CodecKind::kTopK || spec.kind == CodecKind::kRandomK) out << ",k=" << spec.k;
   if (spec.kind == CodecKind::kDithering) {

@@ -1,6 +1,7 @@
 // hybridps/compress/spec.h: the codec that a group asks for, with its parameters.
 //
-// Grammar  "name" or "name:parameter=value,parameter=value"; "" or "none": no compression. Must be the same on all
+// Grammar  "name" or "name:parameter=value,parameter=value"; "", "none" or "off": no compression. Must be the same on
+// all
 //          members of a group: the members' records hold the spec, and it is compared.
 // Threads  pure functions.
 #pragma once
@@ -13,7 +14,7 @@
 
 namespace hybridps::compress {
 
-enum class CodecKind : std::uint8_t { kNone, kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kDithering };
+enum class CodecKind : std::uint8_t { kNone, kExact, kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kDithering };
 
 struct Spec {
   CodecKind kind = CodecKind::kNone;
@@ -27,6 +28,8 @@ struct Spec {
   bool decides = true;        // measure whether the codec pays; false: always used, whatever it costs
 
   explicit operator bool() const noexcept { return kind != CodecKind::kNone; }
+  /// Whether sums get other bits: all codecs but `exact` (exact.h).
+  bool is_lossy() const noexcept { return kind != CodecKind::kNone && kind != CodecKind::kExact; }
   bool operator==(const Spec&) const = default;
 };
 

@@ -147,10 +147,11 @@ const auto& settings() {
               "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
       Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
               "Chunks in flight per peer once its eager allowance is spent."},
-      Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
-              "What gradients become between nodes, in groups that do not say otherwise (pg_options): bf16, fp16, "
-              "int8, int4, onebit, topk, randomk or dithering, with parameters behind a colon; the same on all ranks. "
-              "Lossy: docs/compression.md."},
+      Setting{
+          "COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
+          "What data becomes between nodes, in groups that do not say otherwise (pg_options). exact: lossless, "
+          "where the network is the limit. off. Or a lossy codec for gradients: bf16, fp16, int8, int4, onebit, "
+          "topk, randomk or dithering, with parameters behind a colon. The same on all ranks. docs/compression.md."},
       Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
               "Tensors below are never compressed; the same on all ranks."},
       Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,

@@ -69,7 +69,7 @@ struct Config {
   std::int64_t data_threads = -1;  // "auto"
   std::int64_t cores = -1;         // "auto"
   std::string region;
-  std::string compress;
+  std::string compress = "exact";
   std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
   std::uint64_t compress_memory = std::uint64_t{4} << 30;
   bool device_codecs = true;

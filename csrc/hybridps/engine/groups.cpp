@@ -288,6 +288,8 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   if (group.options.is_world) info.tuning = tuning_;
   set_sizes(info, roster);
   info.residual_bytes_max = config_.compress_memory;
+  info.may_pack = packing_of(roster);
+  info.packs_from = config_.compress_min_bytes;
   info.is_reconfigurable = !group.options.life.empty();
   if (me == 0 && may_have_servers(roster))
     info.weights_with = [core = &group](const std::vector<bool>& are_there) {

@@ -395,7 +395,7 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
   core::Result<compress::Spec> spec = compress::parse_spec(first.compress);
   if (!spec.is_ok()) return spec.status();
   std::shared_ptr<const compress::Codecs> codecs;
-  if (!spec.value()) return codecs;
+  if (!spec.value().is_lossy()) return codecs;
   codecs = std::make_shared<compress::Codecs>(spec.value());
   const std::uint64_t room = block_bytes(*codecs);
   for (const bootstrap::MemberRecord& member : roster.members)
@@ -405,6 +405,12 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
                               " bytes, but HYBRIDPS_CHUNK_BYTES of " + bootstrap::describe(member) + " is " +
                               std::to_string(member.chunk_bytes) + "; raise it");
   return codecs;
+}
+
+flow::MayPack packing_of(const bootstrap::Roster& roster) {
+  const core::Result<compress::Spec> spec = compress::parse_spec(roster.members.front().compress);
+  if (!spec.is_ok() || !spec.value()) return flow::MayPack::kNever;
+  return spec.value().is_lossy() || spec.value().decides ? flow::MayPack::kWhereItPays : flow::MayPack::kAlways;
 }
 
 }  // namespace hybridps::engine

@@ -16,6 +16,7 @@
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/peers.h"
 #include "hybridps/engine/runtime_options.h"
+#include "hybridps/flow/stream.h"
 #include "hybridps/schedule/chunk_sizes.h"
 #include "hybridps/schedule/nic_shares.h"
 #include "hybridps/schedule/plan.h"
@@ -37,9 +38,11 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 /// only if the rates of all cards of the nodes are known. Otherwise all cards count as equal.
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
-/// The codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says who asks
+/// The lossy codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says who asks
 /// for what. kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
+/// Whether data that no codec has goes packed between nodes (flow/packing.h).
+flow::MayPack packing_of(const bootstrap::Roster& roster);
 /// The size of a codec block, in bytes of float32. A chunk holds at least one block.
 std::uint64_t block_bytes(const compress::Codecs& codecs);
 /// The chunk sizes for which all members and servers of the roster have room.

@@ -64,6 +64,7 @@ class Shard final : public LoopClient, core::Pinned {
     o.keep_early = false;
     o.far_bytes = o.eager_bytes;  // memory is charged by this
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
+    packs_from_ = config.compress_min_bytes;
     residual_budget_->bytes_max = memory / 4;
     outer_budget_->bytes_max = memory / 4;
     engines_max_ = std::max<std::uint64_t>(1, memory / 4 / std::max<std::uint64_t>(1, o.eager_bytes));
@@ -174,6 +175,8 @@ class Shard final : public LoopClient, core::Pinned {
     auto codecs = codecs_of(roster);
     if (!codecs.is_ok()) return codecs.status();
     group.codecs = codecs.value();
+    group.may_pack = packing_of(roster);
+    group.packs_from = packs_from_;
     group.residual_budget = residual_budget_;
     group.outer_budget = outer_budget_;
     runtime_->open_served_group(std::move(group));
@@ -235,6 +238,7 @@ class Shard final : public LoopClient, core::Pinned {
   core::EngineId id_;
   bootstrap::MemberRecord record_;
   std::uint64_t engines_max_ = 1;
+  std::uint64_t packs_from_ = 0;
   const std::shared_ptr<compress::MemoryBudget> residual_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<observe::Trace> trace_;
   const std::shared_ptr<compress::MemoryBudget> outer_budget_ = std::make_shared<compress::MemoryBudget>();

@@ -135,7 +135,8 @@ GroupSummary summarise(const bootstrap::Roster& roster, const schedule::Topology
   } else {
     text += "; no dedicated servers";
   }
-  if (const std::string& compress = roster.members.front().compress; !compress.empty())
+  if (const std::string& compress = roster.members.front().compress;
+      !compress.empty() && !compress.starts_with("exact"))
     text += "; gradients compressed with " + compress;
   if (const std::string& priority = roster.members.front().priority; !priority.empty())
     text += "; priority " + priority;

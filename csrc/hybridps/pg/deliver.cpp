@@ -377,6 +377,7 @@ WorkPtr ProcessGroupHybrid::point_to_point(c10d::OpType type, const char* name, 
   worker::Operation operation;
   operation.kind = schedule::Kind::kPointToPoint;
   operation.dtype = core::DType::kBytes;  // as in gloo, only the number of bytes must agree
+  operation.elements = movable_dtype(tensor);
   operation.sending = type == c10d::OpType::SEND;
   operation.peer = peer;
   operation.tag = tag;

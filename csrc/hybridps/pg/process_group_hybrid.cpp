@@ -196,7 +196,7 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   require(spec.status(), whose);
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
   life->compression =
-      std::make_unique<Compression>(spec.value() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
+      std::make_unique<Compression>(spec.value().is_lossy() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
                                     config.value().compress_min_bytes, options_->group_name, rank_ == 0);
   const auto priorities = worker::parse_priorities(options_->priority);
   require(priorities.status(), whose);

@@ -108,7 +108,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
   std::vector<Compression::SizeDecision> compression_classes();
   /// The number of tensors in a loaded state that no tensor of this group has claimed yet.
   std::size_t compression_unclaimed();
-  /// The codec in effect, as text of compress::text_of(): "none", "int8:...".
+  /// The lossy codec in effect, as text of compress::text_of(): "none", "int8:...".
   std::string compression() const;
   engine::Group::RememberedSummary remembered_summary();
   /// A summary of the roster; no nodes until all members have come.

@@ -83,9 +83,18 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   void on_granted(std::uint32_t, std::uint32_t) override {}  // no rank here contributes
 
   // ResultStreams::Maker
-  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override {
+  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
     transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
+    std::vector<std::byte>& sum = dedicated_.scratch_;
+    if (sum.size() < bytes) sum.resize(bytes);
+    ++dedicated_.stats_.chunks;
+    dedicated_.stats_.bytes += bytes;
+    if (dedicated_.outbox_.packs(stream, bytes)) {
+      dedicated_.server_.sum_into(key_, chunk, sum.data());
+      take_step(chunk, sum.data(), bytes);
+      return dedicated_.outbox_.pack(stream, sum.data(), bytes, std::move(buffer));
+    }
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
       dedicated_.server_.sum_into(key_, chunk, buffer.data());
@@ -98,14 +107,10 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
         place.residual = group_.residuals.at(tensor_, elements_, std::uint64_t{chunk} * chunk_elements_);
         if (group_.residuals.stats().refused != refused) dedicated_.forgetful_.push_back(key_.operation.uid);
       }
-      std::vector<std::byte>& sum = dedicated_.scratch_;
-      if (sum.size() < bytes) sum.resize(bytes);
       dedicated_.server_.sum_into(key_, chunk, sum.data());
       take_step(chunk, sum.data(), bytes);
       wire_bytes = codec_->encode(sum.data(), bytes, place, buffer.data());
     }
-    ++dedicated_.stats_.chunks;
-    dedicated_.stats_.bytes += bytes;
     return {std::move(buffer), wire_bytes};
   }
   transport::Buffer room(std::size_t bytes) override {
@@ -229,6 +234,10 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
     stream->priority = priority;
     stream->chunk_bytes = opening.chunk_bytes;
     stream->chunks = opening.chunks;
+    if (opening.codec == nullptr && signature.total_bytes >= group.info.packs_from) {
+      stream->may_pack = group.info.may_pack;
+      stream->dtype = signature.dtype;
+    }
     span->results().add(std::move(stream));
     span->add_taker(rank);
   };

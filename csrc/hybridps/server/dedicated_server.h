@@ -42,7 +42,10 @@ struct ServedGroup {
   schedule::Members members;
   schedule::Topology topology;  // rank() is this server's owner number
   schedule::ChunkSizes chunks{};
-  std::shared_ptr<const compress::Codecs> codecs{};  // as in worker::GroupInfo
+  // As in worker::GroupInfo.
+  std::shared_ptr<const compress::Codecs> codecs{};
+  flow::MayPack may_pack = flow::MayPack::kNever;
+  std::uint64_t packs_from = 0;
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };

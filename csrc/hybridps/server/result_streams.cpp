@@ -30,20 +30,25 @@ bool ResultStreams::all_sent() const noexcept {
 }
 
 flow::Payload ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
-  if (streams_.size() == 1) return maker_.make(chunk, bytes);
+  if (streams_.size() == 1) return maker_.make(stream, chunk, bytes);
   made_.resize(stream.chunks);
   Made& made = made_[chunk];
-  if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life)) return {std::move(buffer), made.bytes};
+  // The path to another receiver may want the other form, unless the result can be made only once.
+  const bool serves = keep_ == Keep::kUntilAllSent || (made.packed != wire::kNotPacked) == outbox_.packs(stream, bytes);
+  if (serves)
+    if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life))
+      return {std::move(buffer), made.bytes, made.packed};
   flow::Payload payload;
   if (made.aside.empty()) {
-    payload = maker_.make(chunk, bytes);
-  } else if (payload = {maker_.room(wire_bytes_max(bytes)), made.aside.size()}; payload.buffer) {
+    payload = maker_.make(stream, chunk, bytes);
+  } else if (payload = {maker_.room(wire_bytes_max(bytes)), made.aside.size(), made.packed}; payload.buffer) {
     std::memcpy(payload.buffer.data(), made.aside.data(), payload.bytes);
   }
   if (!payload.buffer) return payload;
   made.slot = payload.buffer.slot();
   made.life = payload.buffer.life();
   made.bytes = payload.bytes;
+  made.packed = payload.packed;
   if (keep_ == Keep::kUntilAllSent && made.aside.empty()) {
     made.kept = payload.buffer;
     ++kept_;

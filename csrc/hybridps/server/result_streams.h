@@ -22,8 +22,8 @@ class ResultStreams final : public flow::Source, core::Pinned {
   class Maker {
    public:
     virtual ~Maker() = default;
-    /// The chunk's result as it goes on the wire; no buffer: no slot is free.
-    virtual flow::Payload make(std::uint32_t chunk, std::size_t bytes) = 0;
+    /// The chunk's result as it goes on the wire, to `stream` first; no buffer: no slot is free.
+    virtual flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
     /// A buffer for a result that was set aside; no buffer: no slot is free. Needed only with Keep::kUntilAllSent.
     virtual transport::Buffer room(std::size_t) { return {}; }
     virtual void on_stream_sent() = 0;
@@ -59,6 +59,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
     std::uint32_t slot = 0;
     std::uint64_t life = 0;
     std::size_t bytes = 0;
+    std::uint8_t packed = wire::kNotPacked;
     transport::Buffer kept;
     std::vector<std::byte> aside;
     std::size_t sent = 0;  // streams that have sent the chunk

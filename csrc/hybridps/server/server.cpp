@@ -187,7 +187,10 @@ std::size_t Server::bytes_of(const SpanState& span, std::uint32_t index) const n
 void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out) {
   const Opening& o = span.opening;
   const auto input_of = [&](std::uint32_t node) {
-    return node == o.own_node ? reduce::Input{chunk.local} : reduce::Input{chunk.payloads[node].data(), 1.0, o.codec};
+    if (node == o.own_node) return reduce::Input{chunk.local};
+    const flow::Delivery& payload = chunk.payloads[node];
+    const reduce::Format* const packed = payload.format();
+    return reduce::Input{payload.data(), 1.0, packed != nullptr ? packed : o.codec};
   };
   // The nodes have premultiplied already: the owner makes a plain sum.
   const core::ReduceOp op =
@@ -232,7 +235,11 @@ void Server::sum_into(const SpanKey& key, std::uint32_t index, std::byte* out) {
   if (bytes > 0 && !is_made) {
     const observe::TraceSpan traced(outbox_.trace(), observe::EventType::kSum, 1, bytes, key.operation.sequence,
                                     key.span, index);
+    const auto packed = static_cast<std::size_t>(std::count_if(chunk.payloads.begin(), chunk.payloads.end(),
+                                                               [](const auto& p) { return p.format() != nullptr; }));
+    const core::TimePoint began = packed > 0 ? core::Clock::now() : core::TimePoint{};
     combine(span, chunk, bytes, out);
+    if (packed > 0) outbox_.packing().note_unpacked(packed * bytes, core::Clock::now() - began);
   }
   const bool granted = chunk.granted;
   span.chunks.erase(found);  // releases the payloads
@@ -266,7 +273,11 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
     if (node == o.own_node || !takes(span, node)) continue;
     const flow::Delivery& payload = chunk.payloads[node];
     const std::size_t came = payload.bytes();
-    if (o.codec == nullptr || bytes == 0 ? came != bytes : !o.codec->fits(payload.data(), came, bytes)) {
+    const bool is_packed = payload.format() != nullptr;
+    const bool fits = o.codec == nullptr || bytes == 0
+                          ? came == bytes && (!is_packed || payload.dtype() == o.signature.dtype)
+                          : !is_packed && o.codec->fits(payload.data(), came, bytes);
+    if (!fits) {
       listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(came) +
                                                        " bytes where the plan has " + std::to_string(bytes));
       return;

@@ -64,6 +64,9 @@ struct GroupInfo {
   std::uint64_t urgent_below = tiny_bytes + 1;  // messages of smaller spans pass bulk data; each rank's own choice
   /// Codecs for contributions to sums, and for sums, between nodes; the same on all members. Null: no codec.
   std::shared_ptr<const compress::Codecs> codecs{};
+  /// Whether data between nodes may go packed (flow/packing.h), where no codec has it.
+  flow::MayPack may_pack = flow::MayPack::kNever;
+  std::uint64_t packs_from = 0;  // the least input or output of such an operation, in bytes
   std::uint64_t residual_bytes_max = 0;
   bool is_reconfigurable = false;  // the others can go on without a member that is lost
   /// Weights of the nodes and then of the dedicated servers. `are_there`: by server, whether the server takes part. The

@@ -41,6 +41,8 @@ struct Recollection {
 struct Operation {
   schedule::Kind kind = schedule::Kind::kBarrier;
   core::DType dtype = core::DType::kBytes;
+  /// Of the elements, for packing (flow/packing.h), where ranks need not agree on a type; kBytes: as `dtype`.
+  core::DType elements = core::DType::kBytes;
   core::ReduceOp op = core::ReduceOp::kNone;
   double premul = 1.0;  // this rank's PREMUL_SUM factor
   // For outer steps (core::is_outer): such a step is an allreduce of fp32, with `tensor` as its slot.

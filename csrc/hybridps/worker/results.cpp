@@ -18,10 +18,16 @@ Results::Results(const SpanView& span, ResultMemory& memory)
   const int me = span.me();
   const int my_node = topology.my_node();
   const auto open = [&](int rank, wire::Stage stage) {
-    server::ResultStreams& streams = encoded_ && stage == wire::Stage::kResult ? encoded_->streams() : streams_;
-    streams.add(span.open_stream(&streams, rank, stage, 0));
+    const bool goes_apart = net_ && stage == wire::Stage::kResult;
+    server::ResultStreams& streams = goes_apart ? net_->streams() : streams_;
+    auto stream = span.open_stream(&streams, rank, stage, 0);
+    if (!goes_apart) stream->may_pack = flow::MayPack::kNever;
+    streams.add(std::move(stream));
   };
-  if (plan.owner == me && span.codec() != nullptr) encoded_.emplace(span, memory);
+  // Where nothing goes packed now, one buffer serves other nodes and this node's ranks.
+  if ((plan.owner == me && span.codec() != nullptr) ||
+      (span.may_pack() && !memory.is_lent() && span.worker.outbox().packs_anywhere(span.run.group.info.may_pack)))
+    net_.emplace(span, memory);
   const auto to_locals = [&] {
     if (plan.rail != schedule::kNoRail) return;
     for (const int rank : topology.ranks_of(my_node))
@@ -52,19 +58,19 @@ Results::Results(const SpanView& span, ResultMemory& memory)
 }
 
 void Results::offer(std::uint32_t chunk) {
-  if (encoded_) {
-    encoded_->encode(chunk);
-    encoded_->streams().offer(chunk);
+  if (net_) {
+    net_->encode(chunk);
+    net_->streams().offer(chunk);
   }
   streams_.offer(chunk);
 }
 
 void Results::on_grant(core::EngineId peer, const wire::Grant& grant) {
-  if (encoded_) encoded_->streams().on_grant(peer, grant);
+  if (net_) net_->streams().on_grant(peer, grant);
   streams_.on_grant(peer, grant);
 }
 
-flow::Payload Results::make(std::uint32_t chunk, std::size_t bytes) {
+flow::Payload Results::make(const flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
@@ -76,16 +82,16 @@ flow::Payload Results::make(std::uint32_t chunk, std::size_t bytes) {
 
 void Results::on_stream_sent() { span_.worker.part_done(span_.run); }
 
-// --- EncodedResults --------------------------------------------------------------------------------------------------
+// --- NetResults ------------------------------------------------------------------------------------------------------
 
-EncodedResults::EncodedResults(const SpanView& span, ResultMemory& memory)
+NetResults::NetResults(const SpanView& span, ResultMemory& memory)
     : span_(span),
       memory_(memory),
       streams_(span.worker.outbox(), *this, server::ResultStreams::Keep::kWhileSent, span.codec()) {}
 
-void EncodedResults::encode(std::uint32_t chunk) {
+void NetResults::encode(std::uint32_t chunk) {
   const std::size_t bytes = span_.bytes_of(chunk);
-  if (bytes == 0 || streams_.empty() || span_.run.operation.coded) return;
+  if (span_.codec() == nullptr || bytes == 0 || streams_.empty() || span_.run.operation.coded) return;
   const compress::Codec& codec = *span_.codec();
   std::byte* const there = memory_.contiguous(chunk);
   std::byte* const sum = there != nullptr ? there : span_.worker.scratch(bytes);
@@ -97,9 +103,17 @@ void EncodedResults::encode(std::uint32_t chunk) {
   if (there == nullptr) memory_.write(chunk, sum);
 }
 
-flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
-  transport::Buffer buffer = span_.worker.outbox().pool().allocate(streams_.wire_bytes_max(bytes));
+flow::Payload NetResults::make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
+  flow::Outbox& outbox = span_.worker.outbox();
+  transport::Buffer buffer = outbox.pool().allocate(streams_.wire_bytes_max(bytes));
   if (!buffer) return {};
+  if (span_.codec() == nullptr) {
+    if (outbox.packs(stream, bytes)) return memory_.pack(stream, chunk, std::move(buffer));
+    const observe::TraceSpan traced(outbox.trace(), observe::EventType::kCopy, 0, bytes, span_.run.sequence,
+                                    span_.plan.id, chunk);
+    memory_.read(chunk, buffer.data());
+    return {std::move(buffer), bytes};
+  }
   if (const std::byte* const coded = span_.coded(chunk)) {
     bytes = span_.coded_bytes_of(chunk);
     std::copy_n(coded, bytes, buffer.data());
@@ -110,7 +124,7 @@ flow::Payload EncodedResults::make(std::uint32_t chunk, std::size_t bytes) {
   return {std::move(buffer), encoded.size()};
 }
 
-void EncodedResults::on_stream_sent() { span_.worker.part_done(span_.run); }
+void NetResults::on_stream_sent() { span_.worker.part_done(span_.run); }
 
 // --- Consumer --------------------------------------------------------------------------------------------------------
 
@@ -124,7 +138,7 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
                                   span_.run.sequence, span_.plan.id, chunk);
   const bool is_coded = data.chunk.stage == wire::Stage::kResult && data.chunk.attempt == 0;
   const compress::Codec* const codec = is_coded ? span_.codec() : nullptr;
-  if (codec == nullptr || bytes == 0) {
+  if (payload.format() == nullptr && (codec == nullptr || bytes == 0)) {
     span_.run.output.write(at, bytes, payload.data());
     return true;
   }
@@ -134,7 +148,10 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   }
   std::byte* const there = span_.run.output.contiguous(at, bytes);
   std::byte* const to = there != nullptr ? there : span_.worker.scratch(bytes);
-  span_.expand(payload.data(), bytes, to);
+  if (payload.format() != nullptr)
+    span_.worker.outbox().unpack(payload, to);
+  else
+    span_.expand(payload.data(), bytes, to);
   if (there == nullptr) span_.run.output.write(at, bytes, to);
   return true;
 }

@@ -17,15 +17,16 @@
 
 namespace hybridps::worker {
 
-/// An owner's results for other nodes, with a codec. Each chunk is encoded once, when its sum is ready. Then the
-/// decoded values replace the sum, so the owner's rank and node get the same values as the others.
-class EncodedResults final : public server::ResultStreams::Maker, core::Pinned {
+/// Results for other nodes, if these may have another form there than in the node: a codec's, or packed.
+class NetResults final : public server::ResultStreams::Maker, core::Pinned {
  public:
-  EncodedResults(const SpanView& span, ResultMemory& memory);
+  NetResults(const SpanView& span, ResultMemory& memory);
   server::ResultStreams& streams() noexcept { return streams_; }
+  /// With a codec: encodes the chunk, once, when its sum is ready. Then the decoded values replace the sum, so the
+  /// owner's rank and node get the same values as the others.
   void encode(std::uint32_t chunk);
 
-  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;
 
  private:
@@ -43,14 +44,14 @@ class Results final : public server::ResultStreams::Maker, core::Pinned {
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
 
-  flow::Payload make(std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;
 
  private:
   const SpanView& span_;
   ResultMemory& memory_;
   bool serves_locals_ = false;
-  std::optional<EncodedResults> encoded_;  // results for other nodes, if the span has a codec
+  std::optional<NetResults> net_;
   server::ResultStreams streams_;
 };
 

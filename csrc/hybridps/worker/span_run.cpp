@@ -61,8 +61,9 @@ void SpanRun::copy_own() {
 bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
   const std::size_t bytes = span_.bytes_of(id.number);
   const compress::Codec* const codec = id.stage == wire::Stage::kResult && id.attempt == 0 ? span_.codec() : nullptr;
-  return codec == nullptr || bytes == 0 ? payload.bytes() == bytes
-                                        : codec->fits(payload.data(), payload.bytes(), bytes);
+  return codec == nullptr || bytes == 0
+             ? payload.bytes() == bytes
+             : payload.format() == nullptr && codec->fits(payload.data(), payload.bytes(), bytes);
 }
 
 void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {

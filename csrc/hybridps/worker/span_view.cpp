@@ -155,8 +155,25 @@ std::unique_ptr<flow::Stream> SpanView::open_stream(flow::Source* source, int to
   stream->chunks = plan.chunks;
   stream->priority = run.operation.priority;
   stream->urgent = plan.bytes < run.group.info.urgent_below;
+  if ((stage == wire::Stage::kPush || stage == wire::Stage::kResult) && may_pack()) {
+    const Operation& operation = run.operation;
+    stream->may_pack = run.group.info.may_pack;
+    stream->dtype = operation.elements != core::DType::kBytes ? operation.elements : operation.dtype;
+  }
   ++run.pending;
   return stream;
+}
+
+bool SpanView::may_pack() const noexcept {
+  return run.group.info.may_pack != flow::MayPack::kNever && codec() == nullptr &&
+         std::max(run.input.bytes(), run.output.bytes()) >= run.group.info.packs_from;
+}
+
+flow::Payload SpanView::pack(const flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
+                             transport::Buffer buffer) const {
+  const observe::TraceSpan traced(worker.outbox().trace(), observe::EventType::kCopy, 0, bytes_of(chunk), run.sequence,
+                                  plan.id, chunk);
+  return worker.outbox().pack(stream, elements, bytes_of(chunk), std::move(buffer));
 }
 
 void SpanView::refuse(std::string what, const wire::From& from) const {
@@ -192,6 +209,18 @@ void ResultMemory::read(std::uint32_t chunk, std::byte* to, core::Reader reader)
     core::copy_for(reader, to, scratch_.data() + span_.begin_of(chunk), span_.bytes_of(chunk));
   else
     pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to, reader);
+}
+
+flow::Payload ResultMemory::pack(const flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const {
+  const std::byte* elements = pieces_ == nullptr
+                                  ? scratch_.data() + span_.begin_of(chunk)
+                                  : pieces_->contiguous(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk));
+  if (elements == nullptr) {
+    std::byte* const copy = span_.worker.scratch(span_.bytes_of(chunk));
+    read(chunk, copy);
+    elements = copy;
+  }
+  return span_.pack(stream, elements, chunk, std::move(buffer));
 }
 
 void ResultMemory::write(std::uint32_t chunk, const std::byte* from) noexcept {

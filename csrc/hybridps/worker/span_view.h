@@ -82,6 +82,11 @@ struct SpanView {
   /// Decodes `data` into `bytes` of elements.
   void expand(const std::byte* data, std::size_t bytes, std::byte* out) const;
   void decoded_since(core::TimePoint began) const;
+  /// Whether the span's data may go packed between nodes.
+  bool may_pack() const noexcept;
+  /// Outbox::pack() for `elements` of the chunk.
+  flow::Payload pack(const flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
+                     transport::Buffer buffer) const;
   /// Applies the momentum to the node's contribution `values`, if the codec has momentum.
   void accelerate(std::uint32_t chunk, std::byte* values) const;
   bool has_momentum() const noexcept;
@@ -104,6 +109,8 @@ class ResultMemory : core::Pinned {
   std::byte* contiguous(std::uint32_t chunk) noexcept;
   void read(std::uint32_t chunk, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint32_t chunk, const std::byte* from) noexcept;
+  /// SpanView::pack() for the chunk.
+  flow::Payload pack(const flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const;
   /// A buffer that refers to the chunk in device memory, without a copy. Only if is_lent().
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }

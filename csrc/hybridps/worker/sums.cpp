@@ -29,10 +29,11 @@ void Contributor::start() {
   for (std::uint32_t chunk = 0; chunk < span_.plan.chunks; ++chunk) span_.worker.outbox().offer(*stream_, chunk);
 }
 
-flow::Payload Contributor::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload Contributor::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
+  if (span_.worker.outbox().packs(stream, bytes)) return memory_.pack(stream, chunk, std::move(buffer));
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
   const core::Reader reader =
@@ -194,9 +195,10 @@ RegionPush::~RegionPush() { span_.worker.outbox().cancel(*stream_); }
 
 void RegionPush::offer(std::uint32_t chunk) { span_.worker.outbox().offer(*stream_, chunk); }
 
-flow::Payload RegionPush::payload(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload RegionPush::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
+  if (span_.worker.outbox().packs(stream, bytes)) return memory_.pack(stream, chunk, std::move(buffer));
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
   memory_.read(chunk, buffer.data());
@@ -264,7 +266,7 @@ NodeSum::LocalChunk& NodeSum::open(std::uint32_t chunk) {
 void NodeSum::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   const wire::ChunkId& id = data.chunk;
   if (is_collected(id.number)) return;  // a duplicate
-  if (locals_ == 1 || id.contributor >= locals_ || id.contributor == own()) {
+  if (locals_ == 1 || id.contributor >= locals_ || id.contributor == own() || payload.format() != nullptr) {
     span_.refuse("a contribution", from);
     return;
   }
@@ -387,6 +389,14 @@ flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::s
     const compress::Spec& spec = span_.run.group.info.codecs->spec();
     if (span_.topology().is_dedicated(stream.id.span) && (spec.feedback || spec.momentum > 0))
       sent_[chunk].assign(buffer.data(), buffer.data() + bytes);
+  } else if (span_.worker.outbox().packs(stream, bytes)) {
+    const std::byte* values = as_it_stands(chunk);
+    if (values == nullptr) {
+      std::byte* const sum = span_.worker.scratch(bytes);
+      combine(chunk, sum);
+      values = sum;
+    }
+    return span_.pack(stream, values, chunk, std::move(buffer));
   } else {
     combine(chunk, buffer.data());
   }

@@ -185,6 +185,7 @@ TEST_CASE("cluster/regions: every type, operation, size and layout gives the tre
       std::mt19937_64 random(seed);
       ClusterOptions options = options_of(layout, seed);
       if (seed > 1) options.eager_bytes = options.grant_chunks = 1;  // nearly all chunks are granted one by one
+      if (seed > 2) options.may_pack = flow::MayPack::kAlways;
       if (seed == 2)
         for (const int region : layout.region_of) options.weights.push_back(region == 0 ? 0.0 : 1.0 + region);
       Cluster cluster(options);

@@ -130,6 +130,7 @@ class Training:
             unwanted = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
             environment = {k: v for k, v in os.environ.items() if k not in unwanted}
             environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            environment |= {"HYBRIDPS_COMPRESS": "off"}  # bytes are compared with the formula
             environment |= {"HYBRIDPS_METRICS_FILE": str(self.folder / f"metrics-{node}-%p.prom")}
             environment |= self.network.environment(node)
             if index == 0:

@@ -50,6 +50,12 @@ def pytest_runtest_setup(item):
         )
 
 
+@pytest.fixture
+def all_bytes_go(monkeypatch):
+    """For tests that compare bytes between nodes with a formula: nothing goes packed."""
+    monkeypatch.setenv("HYBRIDPS_COMPRESS", "off")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     if not str(item.path).startswith(HERE + os.sep):

@@ -18,7 +18,10 @@ import zygote
 from harness import run_ranks
 from reference import Checker
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps has dedicated servers")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps has dedicated servers"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 
 COMMAND = [sys.executable, "-c", "from hybridps.backend.server import main; raise SystemExit(main())"]
 TOKEN = "a token of these tests"

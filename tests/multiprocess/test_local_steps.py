@@ -20,7 +20,10 @@ from hybridps.training.local_steps import cut
 from test_dedicated import servers, settings
 from torch import nn
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="exchanges have a hybridps group of their own")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="exchanges have a hybridps group of their own"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 
 WIDTH = 40
 

@@ -20,7 +20,10 @@ from test_nodes import CLAIMANT
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="what hybridps does without these sockets")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="what hybridps does without these sockets"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 WITHOUT = [sys.executable, sandbox.__file__]
 
 

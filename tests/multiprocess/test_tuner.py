@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps tunes")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps tunes"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 
 COUNT = 24 << 10  # floats
 BAD = {"HYBRIDPS_CHUNK_BYTES": "4K", "HYBRIDPS_WINDOW_BYTES": "8K"}

@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps counts the bytes between nodes")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps counts the bytes between nodes"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 
 COUNTERS = ["net_tx_payload_bytes", "net_rx_payload_bytes", "net_tx_header_bytes", "net_rx_header_bytes"]
 

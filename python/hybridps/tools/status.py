@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -508,6 +509,15 @@ def report(job: dict) -> str:
     codecs = {snapshot["compress"] for snapshot in job["engines"].values() if snapshot.get("compress")}
     if codecs:
         lines.append(f"  compression: {', '.join(sorted(codecs))}")
+    packing = Counter(
+        peer["packing"]
+        for snapshot in job["engines"].values()
+        for peer in snapshot.get("peers", [])
+        if not peer["local"] and "packing" in peer
+    )
+    if packing:
+        states = (f"{state} ({count})" for state, count in packing.most_common())
+        lines.append(f"  packing without loss, by paths between nodes: {', '.join(states)}")
     for snapshot in job["engines"].values():
         tuner = (_world(snapshot) or {}).get("tuner")
         if tuner:

@@ -141,6 +141,9 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     memory and go without, of how many sums dedicated servers have none ("refused_by_servers": the same on all ranks, which are told;
     these sums go without, contributions do not), and of a loaded state how many none has asked for yet ("unclaimed": they are of another model).
 
+    "packed": of the process, what went between nodes without loss in fewer bytes (`exact`): bytes before and after, chunks
+    that would not have shrunk, and seconds; "unpack_seconds" holds the sums that are made in the same pass.
+
     "classes": by size of sums, whether they are compressed, and by what that was decided: "forced" (auto=0, or nothing is
     compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (the codec takes so little of a sum's time
     that the network is the limit), "trial" (both ways were measured); seconds of a step's sums of that size, the least of
@@ -156,4 +159,11 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         "blocks_not_finite": now.get("compress_not_finite", 0),
         "encode_seconds": now.get("compress_encode_ns", 0) * 1e-9,
         "decode_seconds": now.get("compress_decode_ns", 0) * 1e-9,
+        "packed": {
+            "bytes": now.get("packed_bytes", 0),
+            "wire_bytes": now.get("packed_wire_bytes", 0),
+            "chunks_refused": now.get("pack_refused", 0),
+            "pack_seconds": now.get("pack_ns", 0) * 1e-9,
+            "unpack_seconds": now.get("unpack_ns", 0) * 1e-9,
+        },
     } | backend.compression_summary()

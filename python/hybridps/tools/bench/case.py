@@ -1,5 +1,7 @@
 """One collective of one size on one rank."""
 
+from hybridps.tools.bench.figures import SMALL_BYTES
+
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "avg", "min", "max")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -40,8 +42,23 @@ class Case:
         received["sendrecv"] = self.count
         # Written once, so that the pages are there and not all the same one.
         self.input = torch.zeros(sent, dtype=self.dtype, device=self.device).fill_(0)
+        self._fresh = self._gradients(sent) if self.bytes > SMALL_BYTES else None
         self.output = torch.zeros(received.get(collective, 0), dtype=self.dtype, device=self.device).fill_(0)
         self.synchronize = torch.cuda.synchronize if torch.device(self.device).type == "cuda" else lambda: None
+
+    def _gradients(self, count: int):
+        """Gaussian values, or whole numbers of all sizes. Zeros and ones would flatter what packs them."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(self.rank)
+        if self.dtype.is_floating_point:
+            return torch.randn(count, generator=generator).mul_(1e-3).to(self.dtype).to(self.device)
+        info = torch.iinfo(self.dtype)
+        return torch.randint(info.min, info.max, (count,), generator=generator, dtype=self.dtype).to(self.device)
+
+    def refresh(self) -> None:
+        """The values of large operations again: sums of sums would grow to infinity."""
+        if self._fresh is not None:
+            self.input.copy_(self._fresh)
 
     def call(self, group) -> None:
         """The operation is over when this returns, on a GPU too."""
@@ -117,7 +134,7 @@ class Case:
             wrong = ~torch.isclose(got.to(torch.float64), want.to(torch.float64), rtol=tolerance, atol=0)
         else:
             wrong = got != want.to(got.dtype)
-        self.input.fill_(0)
+        self.input.fill_(0)  # small operations sum what they find
         return int(wrong.sum())
 
     def nmse(self, group) -> float:

@@ -40,7 +40,7 @@ from hybridps.tools import local_ranks
 from hybridps.tools.bench import in_flight, show
 from hybridps.tools.bench.case import DTYPES, REDUCING, REDUCTIONS
 from hybridps.tools.bench.figures import add_limits, parse_size, per_node, sizes_between
-from hybridps.tools.bench.session import NO_GPU, Complaint, Session
+from hybridps.tools.bench.session import NO_GPU, Complaint, Session, is_lossless
 from hybridps.tools.output import load_of_machine, plot_complaint, print_any_text
 
 
@@ -117,15 +117,15 @@ def _complaint(arguments) -> str:
         return "--groups counts from 1, and --late from 0"
     if arguments.compress and arguments.in_flight:
         return "--compress and --in-flight: one of them"
-    if arguments.compress and (
+    if arguments.compress and not is_lossless(arguments.compress) and (
         not set(arguments.collective or ["allreduce"]) <= {"allreduce", "reduce_scatter"}
         or arguments.op not in ("sum", "avg")
         or arguments.datatype not in ("float32", "float16", "bfloat16")
         or arguments.backend != "hybridps"
     ):
         return (
-            "--compress is for hybridps' allreduce and reduce_scatter of float32, float16 and bfloat16, "
-            "sums and averages"
+            "--compress with a lossy codec is for hybridps' allreduce and reduce_scatter of float32, float16 and "
+            "bfloat16, sums and averages"
         )
     if arguments.in_flight and arguments.device != "cpu":
         return "--in-flight is for tensors on the CPU"

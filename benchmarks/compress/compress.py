@@ -1,13 +1,15 @@
-"""What compression gains: all-reduces of Gaussian fp32 between hosts made of namespaces, whose links have a rate; plain,
-compressed and gloo's in turn in the same processes.
+"""What compression gains: all-reduces between hosts made of namespaces, whose links have a rate; without, compressed, and
+gloo's in turn in the same processes.
 
     benchmarks/compress/run                                  n = 4 at 500 Mbit/s, 16 and 64 MiB; needs root
     benchmarks/compress/run --mbit 1000 --codecs int8,onebit --rounds 9
     benchmarks/compress/run --servers 2                      with dedicated servers beside the hosts
+    benchmarks/compress/run --codecs default --data autocast --ddp autocast,bf16,fsdp      lossless, no setting changed
 
-Medians over rounds of the slowest rank. "limit": hybridps.limits.bounds' for what the cards deliver, with the dedicated servers', times what
-the codec makes of bytes; bytes: a rank's, beside what the plan and the codec's block say. NMSE: squared error of the sum, by the sum's square. Writes
-compress.json and compress.md.
+`--data`: fp32 is Gaussian; autocast is the same rounded to bf16 and widened again, as gradients under torch.autocast are; bf16 is the type; bits
+are random bits of int32. A DDP step trains a GPT of 13 million parameters. Medians over rounds of the slowest rank. "limit":
+hybridps.limits.bounds' for what the cards deliver, with the dedicated servers', times what the codec makes of bytes; bytes: a rank's, beside what
+the plan and the codec's block say. NMSE: squared error of the sum, by the sum's square. Writes compress.json and compress.md.
 """
 
 import argparse
@@ -53,7 +55,8 @@ def measure(options) -> list[dict]:
         "rounds": options.rounds,
         "warm_up": options.warm_up,
         "gloo": not options.no_gloo,
-        "ddp": options.ddp,
+        "ddp": options.ddp.split(",") if options.ddp else [],
+        "data": options.data,
     }
     processes = []
     try:
@@ -62,7 +65,11 @@ def measure(options) -> list[dict]:
             base |= {"HYBRIDPS_SERVERS": ",".join(f"{network.address[name]}:29600" for name in spare)}
             base |= {"HYBRIDPS_TOKEN": "benchmark", "HYBRIDPS_SERVERS_REQUIRED": "1"}
         for name in spare:
-            command = [str(Path(sys.executable).parent / "hybridps-server"), "--listen", f"{network.address[name]}:29600"]
+            command = [
+                str(Path(sys.executable).parent / "hybridps-server"),
+                "--listen",
+                f"{network.address[name]}:29600",
+            ]
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             processes.append(network.popen(name, command, env=base | {"HYBRIDPS_NODE": name}, cwd=ROOT, **quiet))
         ranks = []
@@ -104,26 +111,27 @@ def limit(options, mib: float) -> float:
 def table(rows: list[dict], options) -> str:
     servers = f", {options.servers} dedicated servers" if options.servers else ""
     lines = [
-        f"all-reduce of fp32, {options.hosts} hosts at {options.mbit:g} Mbit/s{servers}",
+        f"all-reduce of {options.data}, {options.hosts} hosts at {options.mbit:g} Mbit/s{servers}",
         "",
-        "| MiB | | ms | × fp32 | × gloo | % of the limit | CPU ms | sent, MB | planned, MB | NMSE |",
+        "| MiB | | ms | × off | × gloo | % of the limit | CPU ms | sent, MB | planned, MB | NMSE |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         of = {other["name"]: other for other in rows if other["mib"] == row["mib"]}
         gloo = f"{of['gloo']['seconds'] / row['seconds']:.2f}" if "gloo" in of else "–"
-        if row["mib"] == "DDP step":
+        if isinstance(row["mib"], str):
             lines.append(
-                f"| DDP step, 32 | {row['name']} | {row['seconds'] * 1e3:.1f} | "
-                f"{of['fp32']['seconds'] / row['seconds']:.2f} | {gloo} | – | – | – | – | – |"
+                f"| {row['mib']} | {row['name']} | {row['seconds'] * 1e3:.1f} | "
+                f"{of['off']['seconds'] / row['seconds']:.2f} | {gloo} | – | – | – | – | "
+                f"{'losses equal' if row['same'] else 'losses differ'} |"
             )
             continue
-        ratio = 1.0 if row["name"] in ("fp32", "gloo") else RATIOS.get(row["name"].split(":")[0])
+        ratio = 1.0 if row["name"] in ("off", "gloo") else RATIOS.get(row["name"].split(":")[0])
         plan = planned(options, row["mib"], ratio) if ratio else None
         of_limit = "–" if not ratio else f"{100 * limit(options, row['mib']) * ratio / row['seconds']:.0f}"
         lines.append(
             f"| {row['mib']:g} | {row['name']} | {row['seconds'] * 1e3:.1f} | "
-            f"{of['fp32']['seconds'] / row['seconds']:.2f} | {gloo} | "
+            f"{of['off']['seconds'] / row['seconds']:.2f} | {gloo} | "
             f"{of_limit} | {row['cpu_seconds'] * 1e3:.1f} | {row['sent'] / 1e6:.3f} | "
             + ("–" if plan is None or row["name"] == "gloo" else f"{plan / 1e6:.3f}")
             + f" | {row['nmse']:.1e} |"
@@ -139,10 +147,20 @@ def main() -> int:
     parser.add_argument("--servers", type=int, default=0, help="dedicated servers (default %(default)s)")
     parser.add_argument("--mbit", type=float, default=500, help="rate of each link (default %(default)s)")
     parser.add_argument("--mib", default="16,64", help="sizes (default %(default)s)")
-    parser.add_argument("--codecs", default="bf16,int8,int4,onebit", help="as in HYBRIDPS_COMPRESS; with commas between")
+    parser.add_argument(
+        "--codecs", default="exact,bf16,int8,int4,onebit", help="as in HYBRIDPS_COMPRESS; with commas between"
+    )
+    parser.add_argument(
+        "--data",
+        choices=["fp32", "autocast", "bf16", "bits"],
+        default="fp32",
+        help="what is summed (default %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--warm-up", type=int, default=2, help="(default %(default)s)")
-    parser.add_argument("--ddp", action="store_true", help="also a step of stock DDP, 32 MiB of gradients")
+    parser.add_argument(
+        "--ddp", default="", help="also steps of stock DDP: fp32, autocast, bf16; fsdp: of FSDP2 in bf16"
+    )
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="setting for all processes")
     parser.add_argument("--limit-s", type=float, default=600, help="for all (default %(default)s)")

@@ -222,8 +222,6 @@ void Runtime::forget_group(core::GroupUid uid) {
     }
     windows_.close(uid);
   }
-  if (const auto newcomers = newcomers_.extract(uid); !newcomers.empty())
-    for (const bootstrap::MemberRecord& record : newcomers.mapped()) parted_.push_back(record.engine);
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
@@ -392,12 +390,9 @@ core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const
   return schedule::Member{engine, where};
 }
 
-void Runtime::part(core::GroupUid uid, core::EngineId server) {
-  if (const auto found = newcomers_.find(uid); found != newcomers_.end()) {
-    std::erase_if(found->second, [server](const auto& record) { return record.engine == server; });
-    if (found->second.empty()) newcomers_.erase(found);
-    parted_.push_back(server);
-  }
+void Runtime::part(core::GroupUid uid, const std::vector<core::EngineId>& servers) {
+  newcomers_.erase(uid);
+  parted_.insert(parted_.end(), servers.begin(), servers.end());
 }
 
 // Closes the connections to a server that no group uses, and marks the server dead: the connections may be incomplete.

@@ -145,7 +145,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     if (transports_.control) transports_.control->send_now();
   }
   core::Result<schedule::Member> meet(core::GroupUid uid, std::span<const std::byte> record) override;
-  void part(core::GroupUid uid, core::EngineId server) override;
+  void part(core::GroupUid uid, const std::vector<core::EngineId>& servers) override;
   void on_joined(core::GroupUid uid, const schedule::Members& members) override;
   void on_start(core::GroupUid uid) override;
   void on_shares(core::GroupUid uid, const schedule::Topology& topology) override;

@@ -167,7 +167,7 @@ struct GroupState : core::Pinned {
 
   explicit GroupState(GroupInfo i)
       : info(std::move(i)),
-        servers(info.topology.size()),
+        servers(info.topology.size(), info.topology.servers()),
         has_locals(info.topology.ranks_of(info.topology.my_node()).size() > 1),
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),

@@ -11,21 +11,16 @@ namespace hybridps::worker {
 namespace {
 
 using JoinStep = wire::Join::JoinStep;
+using membership::ServerLife;
 
 // Flags in Echo::partner: the path of the echo, data or control. In other echoes, Echo::partner is a small number.
 constexpr std::uint32_t kByData = 0x40000000;
 constexpr std::uint32_t kByControl = 0x80000000;
-constexpr unsigned kBothWays = 3;
 constexpr std::uint32_t kAtATimeMax = 1024;
 
 }  // namespace
 
 bool Newcomers::is_first() const noexcept { return group_.info.topology.rank() == 0; }
-
-bool Newcomers::has_met_all() const noexcept {
-  return attempt_ != 0 && met_.size() == expected_ &&
-         std::all_of(met_.begin(), met_.end(), [](const Met& m) { return m.echoes == kBothWays; });
-}
 
 // --- rank 0 ----------------------------------------------------------------------------------------------------------
 
@@ -34,7 +29,7 @@ void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
   ranks_.clear();
   due_ = core::Clock::now() + kMeetWithin;
   wire::Join join{JoinStep::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
-  const auto before = static_cast<std::uint32_t>(group_.info.members.size());
+  const auto before = static_cast<std::uint32_t>(group_.servers.newcomers_begin());
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
     for (int rank = 1; rank < group_.info.topology.size(); ++rank)
@@ -54,16 +49,19 @@ void Newcomers::on_met(int rank) {
 }
 
 void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
-  const std::uint32_t index = server - static_cast<std::uint32_t>(group_.info.members.size());
+  const auto newcomer = static_cast<int>(server);
+  const int first = group_.servers.newcomers_begin();
   if (group_.plans->is_taking_in()) {  // too late to leave the server out: it joins, and is lost at once
-    if (index < met_.size()) on_gone(index, core::Status(core::Code::kPeerDead, why));
+    if (newcomer >= first && newcomer < group_.servers.newcomers_end())
+      on_gone(newcomer, core::Status(core::Code::kPeerDead, why));
     return;
   }
-  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why), index);
+  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why),
+          static_cast<std::size_t>(newcomer - first));
 }
 
 void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
-  const wire::Join parting{JoinStep::kPart, attempt_, 0, expected_};
+  const wire::Join parting{JoinStep::kPart, attempt_, 0, 0};
   for (int rank = 1; rank < group_.info.topology.size(); ++rank)
     worker_.host().send_control(group_.info.members.engine(rank), group_.message(parting), {});
   part();
@@ -88,10 +86,13 @@ std::size_t Newcomers::tick(core::TimePoint now) {
   if (now < due_) return 0;
   due_ = core::TimePoint::max();
   if (ranks_.size() == static_cast<std::size_t>(group_.info.topology.size())) {
-    for (std::size_t index = 0; index < met_.size(); ++index)
-      if (!group_.plans->has_answered(static_cast<int>(group_.info.members.size() + index)))
-        on_gone(index, core::Status(core::Code::kTimeout,
-                                    "it did not answer for " + core::format_seconds(core::to_seconds(kAnswerWithin))));
+    // The last of these may begin the version, and then there are no newcomers any more.
+    for (int newcomer = group_.servers.newcomers_begin();
+         newcomer >= group_.servers.newcomers_begin() && newcomer < group_.servers.newcomers_end(); ++newcomer)
+      if (!group_.plans->has_answered(newcomer))
+        on_gone(newcomer,
+                core::Status(core::Code::kTimeout,
+                             "it did not answer for " + core::format_seconds(core::to_seconds(kAnswerWithin))));
     return 1;
   }
   std::vector<int> missing;
@@ -115,9 +116,10 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
   if (join.attempt != attempt_) {
     part();
     attempt_ = join.attempt;
-    expected_ = join.servers;
+    if (join.servers <= kAtATimeMax) group_.servers.expect(join.servers);
   }
-  if (join.servers == 0 || join.servers > kAtATimeMax || join.server != group_.info.members.size() + met_.size()) {
+  const auto newcomer = static_cast<int>(join.server);
+  if (!group_.servers.is_next(newcomer)) {
     say(JoinStep::kNotMet, join.server, "this rank counts other servers");
     return;
   }
@@ -131,8 +133,8 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
     return;
   }
   const core::EngineId engine = met.value().engine;
-  const auto index = static_cast<std::uint32_t>(met_.size());
-  met_.push_back({std::move(met).value(), 0, {}});
+  const auto index = static_cast<std::uint32_t>(newcomer - group_.servers.newcomers_begin());
+  group_.servers.ask(newcomer, std::move(met).value());
   worker_.outbox().send(engine, group_.message(wire::Echo{join.attempt, kByData | index, 0}));
   worker_.host().send_control(engine, group_.message(wire::Echo{join.attempt, kByControl | index, 0}), {});
 }
@@ -142,8 +144,8 @@ void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
     step == JoinStep::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
     return;
   }
-  worker_.host().send_control(group_.info.members.engine(0),
-                              group_.message(wire::Join{step, attempt_, server, expected_}), why);
+  worker_.host().send_control(group_.info.members.engine(0), group_.message(wire::Join{step, attempt_, server, 0}),
+                              why);
 }
 
 void Newcomers::on_message(const wire::Message& message, const flow::Delivery& payload) {
@@ -166,55 +168,44 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
 }
 
 void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payload) {
-  const std::size_t index = message.from.sender_rank - group_.info.members.size();
-  if (index >= met_.size() || met_[index].it.engine != message.from.source) return;
+  const std::optional<int> newcomer = group_.servers.find_newcomer(message.from.source);
+  if (newcomer != static_cast<int>(message.from.sender_rank)) return;
   if (const auto* back = message.as<wire::EchoBack>()) {
     const std::uint32_t way = back->echo.partner & (kByData | kByControl);
+    const auto index = static_cast<std::uint32_t>(*newcomer - group_.servers.newcomers_begin());
     if (back->echo.sequence != attempt_ || (back->echo.partner ^ way) != index) return;
-    const bool had_all = has_met_all();
-    met_[index].echoes |= way == kByData ? 1U : 2U;
-    if (!had_all && has_met_all()) say(JoinStep::kMet, message.from.sender_rank);
+    if (group_.servers.on_echo(*newcomer, way == kByData ? ServerLife::kData : ServerLife::kControl))
+      say(JoinStep::kMet, message.from.sender_rank);
   } else if (message.as<wire::PlanAnswer>() != nullptr) {
     group_.plans->on_message(message, payload);
   } else if (const auto* failover = message.as<wire::Failover>();
              failover != nullptr && failover->what == wire::Failover::What::kLost) {
-    on_gone(index, core::Status(core::Code::kPeerDead,
-                                std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
+    on_gone(*newcomer, core::Status(core::Code::kPeerDead,
+                                    std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
   }
 }
 
 void Newcomers::on_peer_dead(core::EngineId engine, const core::Status& cause) {
-  for (std::size_t index = 0; index < met_.size(); ++index)
-    if (met_[index].it.engine == engine) {
-      on_gone(index, cause);
-      return;
-    }
+  if (const std::optional<int> newcomer = group_.servers.find_newcomer(engine)) on_gone(*newcomer, cause);
 }
 
-void Newcomers::on_gone(std::size_t index, const core::Status& cause) {
-  Met& one = met_[index];
-  if (!one.gone.is_ok()) return;
-  one.gone = cause;
+void Newcomers::on_gone(int newcomer, const core::Status& cause) {
+  if (!group_.servers.lose(newcomer, cause)) return;
   if (is_first() && group_.plans->is_taking_in())
     group_.plans->look_at_answers();  // nobody waits for this newcomer any longer
   else
-    say(JoinStep::kNotMet, static_cast<std::uint32_t>(group_.info.members.size() + index), cause.message());
+    say(JoinStep::kNotMet, static_cast<std::uint32_t>(newcomer), cause.message());
 }
 
 void Newcomers::part() {
-  for (const Met& one : std::exchange(met_, {})) worker_.host().part(group_.info.uid, one.it.engine);
-  attempt_ = expected_ = 0;
+  attempt_ = 0;
+  worker_.host().part(group_.info.uid, group_.servers.part());
 }
 
 void Newcomers::admit() {
-  std::vector<schedule::Member> joined;
+  const std::vector<schedule::Member> joined = group_.servers.admit();
   std::string who;
-  for (const Met& one : met_) {
-    if (!one.gone.is_ok())
-      gone_members_.emplace_back(static_cast<int>(group_.info.members.size() + joined.size()), one.gone);
-    joined.push_back(one.it);
-    who += (who.empty() ? "" : ", ") + one.it.host;
-  }
+  for (const schedule::Member& one : joined) who += (who.empty() ? "" : ", ") + one.host;
   group_.info.members = group_.info.members.with(joined);
   group_.heard.resize(group_.info.members.size());
   // In the group's own topology the newcomers own nothing. Outer steps use this topology instead of a version's: they
@@ -224,10 +215,9 @@ void Newcomers::admit() {
   std::vector<double> servers;
   for (int node = 0; node < before.nodes(); ++node) nodes.push_back(before.weight(node));
   for (int server = 0; server < before.servers(); ++server) servers.push_back(before.server_weight(server));
-  servers.resize(servers.size() + met_.size(), 0.0);
+  servers.resize(servers.size() + joined.size(), 0.0);
   group_.info.topology = before.with_weights(std::move(nodes), std::move(servers));
-  met_.clear();
-  attempt_ = expected_ = 0;
+  attempt_ = 0;
   due_ = core::TimePoint::max();
   worker_.host().on_joined(group_.info.uid, group_.info.members);
   if (is_first() && started_)
@@ -240,7 +230,7 @@ void Newcomers::start() {
 
 void Newcomers::on_admitted() {
   start();
-  for (const auto& [member, cause] : std::exchange(gone_members_, {})) group_.lost_servers->report(member, cause);
+  for (const auto& [member, cause] : group_.servers.take_lost()) group_.lost_servers->report(member, cause);
   if (const Done done = std::exchange(done_, nullptr)) done({});
 }
 

@@ -22,7 +22,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -30,7 +29,6 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/flow/outbox.h"
-#include "hybridps/schedule/members.h"
 #include "hybridps/wire/message.h"
 
 namespace hybridps::worker {
@@ -63,12 +61,6 @@ class Newcomers : core::Pinned {
   void start_without();
   /// Every rank: Host::on_start() was called.
   bool has_started() const noexcept { return started_; }
-
-  /// Number of newcomers that the next version may bring; 0 unless this rank has met all servers of the attempt.
-  std::size_t met() const noexcept { return has_met_all() ? met_.size() : 0; }
-  core::EngineId engine(std::size_t index) const { return met_[index].it.engine; }
-  /// This rank has found that the newcomer is gone. Nobody waits for its answers.
-  bool is_gone(std::size_t index) const { return !met_[index].gone.is_ok(); }
   /// Rank 0: the newcomers are asked to answer the plan version.
   void on_asked() { due_ = core::Clock::now() + kAnswerWithin; }
   /// The version that gives the newcomers shares begins: they become members of the group.
@@ -84,33 +76,24 @@ class Newcomers : core::Pinned {
   /// A message from an engine that is not a member yet. Ignored unless the engine is a newcomer of the attempt.
   void on_word(const wire::Message& message, const flow::Delivery& payload);
   void on_peer_dead(core::EngineId engine, const core::Status& cause);
+  /// Forgets the attempt.
+  void part();
   std::size_t tick(core::TimePoint now);
   core::TimePoint next_due() const noexcept { return due_; }
 
  private:
-  struct Met {
-    schedule::Member it;
-    unsigned echoes = 0;  // echoes that have come back: bit 0 by the data path, bit 1 by the control path
-    core::Status gone;    // not ok: the newcomer is gone
-  };
-
   bool is_first() const noexcept;
-  bool has_met_all() const noexcept;
   void meet(const wire::Join& join, std::span<const std::byte> record);
-  void on_gone(std::size_t index, const core::Status& cause);
+  void on_gone(int newcomer, const core::Status& cause);
   void say(wire::Join::JoinStep step, std::uint32_t server, std::string_view why = {});
   void on_met(int rank);
   void on_not_met(int rank, std::uint32_t server, const std::string& why);
-  void part();
   void give_up(const core::Status& why, std::optional<std::size_t> server = {});
   void start();
 
   Worker& worker_;
   GroupState& group_;
-  std::uint32_t attempt_ = 0;                               // 0: none
-  std::uint32_t expected_ = 0;                              // number of servers in the attempt
-  std::vector<Met> met_;                                    // by index
-  std::vector<std::pair<int, core::Status>> gone_members_;  // admitted newcomers that were gone before the switch
+  std::uint32_t attempt_ = 0;  // 0: none
   bool started_ = false;
   // Rank 0.
   std::uint32_t attempts_ = 0;

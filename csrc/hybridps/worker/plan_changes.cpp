@@ -172,11 +172,10 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
       break;
     }
     case Cause::kJoin: {
-      const std::size_t newcomers = group_.newcomers->met();
-      if (newcomers == 0) return std::nullopt;  // the attempt was given up in the meantime
+      if (!group_.servers.are_all_met()) return std::nullopt;  // the attempt was given up in the meantime
       servers_are_told_ = true;
       group_.newcomers->on_asked();
-      change.weights = weights_without_those_out(newcomers);
+      change.weights = weights_without_those_out(group_.servers.newcomers());
       break;
     }
     case Cause::kShares: {
@@ -236,17 +235,12 @@ std::size_t PlanChanges::newcomers_in(const Change& change) const noexcept {
 bool PlanChanges::can_do(const Change& change) const {
   const schedule::Topology& topology = group_.info.topology;
   const auto members = static_cast<std::size_t>(topology.nodes() + topology.servers());
-  const std::size_t newcomers = group_.newcomers->met();
   return schedule::is_sane(change.turns, group_.info.tuning.chunks.most()) &&
-         (change.weights.size() == members || (newcomers > 0 && change.weights.size() == members + newcomers));
+         (change.weights.size() == members ||
+          (group_.servers.are_all_met() && change.weights.size() == members + group_.servers.newcomers()));
 }
 
-bool PlanChanges::is_awaited(int member) const {
-  const schedule::Topology& topology = group_.info.topology;
-  const int newcomer = member - topology.size() - topology.servers();
-  return newcomer >= 0 ? !group_.newcomers->is_gone(static_cast<std::size_t>(newcomer))
-                       : !group_.servers.is_gone(member);
-}
+bool PlanChanges::is_awaited(int member) const { return !group_.servers.is_missing(member); }
 
 std::uint64_t PlanChanges::first_unbound() const { return group_.submitted; }
 
@@ -401,9 +395,8 @@ void PlanChanges::tune() {
 // --- messages --------------------------------------------------------------------------------------------------------
 
 void PlanChanges::send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) {
-  const auto at = static_cast<std::size_t>(member);
-  const std::size_t members = group_.info.members.size();
-  const core::EngineId engine = at < members ? group_.info.members.engine(at) : group_.newcomers->engine(at - members);
+  const core::EngineId engine =
+      member < group_.servers.newcomers_begin() ? group_.info.members.engine(member) : group_.servers.engine_of(member);
   worker_.host().send_control(engine, group_.message(ask),
                               member < group_.info.topology.size() ? text_of(weights) : std::string_view());
 }

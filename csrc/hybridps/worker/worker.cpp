@@ -114,6 +114,7 @@ void Worker::close_group(core::GroupUid uid) {
   group.leaving = true;  // so that fail_group() sends nothing to other members
   fail_group(group, core::Status(core::Code::kAborted, "the group was destroyed while the operation was pending"),
              /*tell=*/false);
+  group.newcomers->part();
   server_.close_group(uid);
   drop_retained(group);
   groups_.erase(found);

@@ -59,8 +59,8 @@ class Host {
   /// A dedicated server may join the group. `record`: the server's record, as rank 0 got it. The server is a peer from
   /// now on. Errors: why this rank cannot use the server.
   virtual core::Result<schedule::Member> meet(core::GroupUid uid, std::span<const std::byte> record) = 0;
-  /// A server of meet() does not join.
-  virtual void part(core::GroupUid uid, core::EngineId server) = 0;
+  /// No server of meet() joins. `servers`: those that it has accepted.
+  virtual void part(core::GroupUid uid, const std::vector<core::EngineId>& servers) = 0;
   /// The servers of meet() have joined: `members` are the group's members now. on_shares() comes next. If the group has
   /// not started, the host may change GroupInfo::topology and GroupInfo::tuning in this call.
   virtual void on_joined(core::GroupUid uid, const schedule::Members& members) = 0;

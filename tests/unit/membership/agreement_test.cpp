@@ -101,7 +101,11 @@ class Rank final : Agreement::AgreementHost {
 class Group {
  public:
   Group(std::uint64_t seed, int ranks, int servers)
-      : life(ranks), random_(seed), ranks_(ranks), servers_(servers), dead_(static_cast<std::size_t>(servers), false) {
+      : life(ranks, servers),
+        random_(seed),
+        ranks_(ranks),
+        servers_(servers),
+        dead_(static_cast<std::size_t>(servers), false) {
     std::vector<int> nodes(static_cast<std::size_t>(ranks));
     std::iota(nodes.begin(), nodes.end(), 0);
     for (int rank = 0; rank < ranks; ++rank) {
@@ -181,6 +185,8 @@ class Group {
     ++joined;
     ++servers_;
     dead_.push_back(false);
+    life.expect(1);
+    life.admit();
   }
   void on_join_refused() { joining_ = 0; }
   void post(int from, int to, wire::Body body, std::vector<double> weights) {

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -294,8 +293,7 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
   getsockname(admission->listen_fd_, reinterpret_cast<sockaddr*>(&bound), &length);
   admission->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                                        : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-  admission->wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (admission->wake_fd_ < 0)
+  if (!admission->wake_.open())
     return Status(Code::kOutOfResources, "cannot make an event descriptor; raise `ulimit -n`");
   admission->thread_ = std::thread([d = admission.get()] { d->run(); });
   return admission;
@@ -303,12 +301,10 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
 
 AdmissionServer::~AdmissionServer() {
   if (thread_.joinable()) {
-    const std::uint64_t one = 1;
-    (void)!::write(wake_fd_, &one, sizeof one);
+    wake_.signal();
     thread_.join();
   }
   if (listen_fd_ >= 0) ::close(listen_fd_);
-  if (wake_fd_ >= 0) ::close(wake_fd_);
 }
 
 void AdmissionServer::run() {
@@ -318,7 +314,7 @@ void AdmissionServer::run() {
   core::TimePoint accept_again{};
   for (;;) {
     const bool pausing = core::Clock::now() < accept_again;
-    events.assign({{wake_fd_, POLLIN, 0}, {pausing ? -1 : listen_fd_, POLLIN, 0}});
+    events.assign({{wake_.get(), POLLIN, 0}, {pausing ? -1 : listen_fd_, POLLIN, 0}});
     for (const Guest& guest : guests)
       events.push_back(
           {guest.socket.fd, static_cast<short>(guest.written < guest.visit.output().size() ? POLLOUT : POLLIN), 0});

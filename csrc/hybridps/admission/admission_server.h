@@ -12,6 +12,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/sleeper.h"
 #include "hybridps/core/status.h"
 #include "hybridps/admission/messages.h"
 
@@ -67,7 +68,7 @@ class AdmissionServer : core::Pinned {
   const std::string token_;
   const Handler handler_;
   int listen_fd_ = -1;
-  int wake_fd_ = -1;
+  core::EventFd wake_;
   int port_ = 0;
   AdmissionStats stats_;
   std::thread thread_;

@@ -1,10 +1,5 @@
 #include "hybridps/engine/loop.h"
 
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -24,32 +19,15 @@ using core::Status;
 Loop::Loop(Runtime& runtime, LoopClient& client, LoopOptions options)
     : runtime_(runtime), client_(client), options_(std::move(options)) {}
 
-Loop::~Loop() {
-  stop();
-  for (Bed* bed : {&own_, &driver_}) {
-    if (bed->epoll_fd >= 0) ::close(bed->epoll_fd);
-    if (bed->nap_fd >= 0) ::close(bed->nap_fd);
-    if (bed->wake_fd >= 0) ::close(bed->wake_fd);
-  }
-}
+Loop::~Loop() { stop(); }
 
 Status Loop::make(Bed& bed) {
-  bed.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-  bed.nap_fd = epoll_create1(EPOLL_CLOEXEC);
-  bed.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (bed.epoll_fd < 0 || bed.nap_fd < 0 || bed.wake_fd < 0)
+  if (!bed.sleeper.open())
     return Status(Code::kOutOfResources, "cannot make an epoll and an event descriptor; raise `ulimit -n`");
-  for (const bool data : {true, false}) {
-    std::vector<int> fds = runtime_.event_fds(data);
-    fds.push_back(bed.wake_fd);
-    for (const int fd : fds) {
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.fd = fd;
-      if (epoll_ctl(data ? bed.epoll_fd : bed.nap_fd, EPOLL_CTL_ADD, fd, &event) != 0)
-        return Status(Code::kInternal, "cannot watch a transport's event descriptor");
-    }
-  }
+  for (const int fd : runtime_.event_fds())
+    if (!bed.sleeper.watch(fd)) return Status(Code::kInternal, "cannot watch a transport's event descriptor");
+  for (const int fd : runtime_.event_fds(/*data=*/false)) bed.urgent.push_back({fd, POLLIN, 0});
+  bed.urgent.push_back({bed.sleeper.wake_fd(), POLLIN, 0});
   return Status::ok();
 }
 
@@ -72,11 +50,6 @@ void Loop::stop() {
   thread_.join();
 }
 
-void Loop::wake(Bed& bed) noexcept {
-  const std::uint64_t one = 1;
-  (void)!::write(bed.wake_fd, &one, sizeof one);
-}
-
 bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
   {
     const std::lock_guard lock(command_mutex_);
@@ -84,11 +57,7 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     commands_.push_back(std::move(command));
     has_commands_.store(true);
   }
-  // Dekker's pattern, with the store to `sleeping` before a sleep: at least one side sees the other side's store.
-  if (driver_.sleeping.load()) {
-    wake(driver_);
-    return true;
-  }
+  if (driver_.sleeper.wake()) return true;
   if (will_drive) {
     const std::lock_guard lock(park_mutex_);
     claimed_until_ = core::Clock::now() + kClaim;
@@ -100,7 +69,7 @@ bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
     }
     unpark_.notify_one();
   }
-  if (own_.sleeping.load()) wake(own_);  // with a claim, the thread parks after it wakes
+  own_.sleeper.wake();  // with a claim, the thread parks after it wakes
   return true;
 }
 
@@ -157,12 +126,11 @@ void Loop::update_counters() {
   runtime_.update_counters();
 }
 
-void Loop::nap(const Bed& bed, core::TimePoint until) const {
+void Loop::nap(Bed& bed, core::TimePoint until) {
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - core::Clock::now()).count();
   if (left <= 0) return;
-  pollfd event{bed.nap_fd, POLLIN, 0};
   const timespec timeout{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
-  (void)ppoll(&event, 1, &timeout, nullptr);
+  (void)ppoll(bed.urgent.data(), bed.urgent.size(), &timeout, nullptr);
 }
 
 void Loop::sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::chrono::milliseconds at_most) {
@@ -171,13 +139,7 @@ void Loop::sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
   const int timeout =
       left <= core::Duration::zero() ? 0 : static_cast<int>(std::min<std::int64_t>(ms + 1, at_most.count()));
-  epoll_event events[8];
-  const int got = epoll_wait(bed.epoll_fd, events, 8, timeout);
-  for (int i = 0; i < got; ++i) {
-    if (events[i].data.fd != bed.wake_fd) continue;
-    std::uint64_t count = 0;
-    (void)!::read(bed.wake_fd, &count, sizeof count);
-  }
+  bed.sleeper.sleep(timeout);
 }
 
 bool Loop::is_claimed() {
@@ -230,7 +192,7 @@ void Loop::run() {
     }
     if (own_.spinning.look_again(runtime_.now())) continue;
     update_counters();
-    own_.sleeping.store(true);
+    own_.sleeper.lie_down();
     if (!has_commands_.load() && !stop_.load() && runtime_.arm()) {
       const core::TimePoint due = runtime_.next_due();
       const core::TimePoint nap_until = runtime_.nap_until();
@@ -238,12 +200,12 @@ void Loop::run() {
       baton.unlock();
       sleep(own_, due, nap_until, at_most);
       if (is_claimed()) {  // checked before the thread takes the baton, which the caller needs
-        own_.sleeping.store(false, std::memory_order_relaxed);
+        own_.sleeper.get_up();
         park();
       }
       baton.lock();
     }
-    own_.sleeping.store(false, std::memory_order_relaxed);
+    own_.sleeper.get_up();
   }
   round_of_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   client_.finish();
@@ -270,10 +232,10 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     const core::TimePoint now = runtime_.now();
     if (now >= until) break;
     if (driver_.spinning.look_again(now)) continue;
-    driver_.sleeping.store(true);
+    driver_.sleeper.lie_down();
     if (!has_commands_.load() && runtime_.arm())
       sleep(driver_, std::min(runtime_.next_due(), until), runtime_.nap_until(), client_.sleep_at_most());
-    driver_.sleeping.store(false, std::memory_order_relaxed);
+    driver_.sleeper.get_up();
   }
   const bool quiet = runtime_.is_quiet();
   const core::TimePoint now = runtime_.now();
@@ -285,13 +247,11 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     driving_ = false;
     // Under the lock: a thread that posts after this finds the claim and takes the claim back.
     claimed_until_ = quiet && !has_commands_.load() ? now + kClaim : core::TimePoint{};
-    if (now < claimed_until_ && now - driving_since_ <= kClaim) {
-      if (!own_.sleeping.load(std::memory_order_relaxed)) return;
-    }
+    if (now < claimed_until_ && now - driving_since_ <= kClaim && !own_.sleeper.is_down()) return;
   }
   unpark_.notify_one();
   // The loop's thread sleeps on transports that nobody has armed. So the thread must look again, after the claim.
-  if (own_.sleeping.load(std::memory_order_relaxed)) wake(own_);
+  own_.sleeper.wake();
 }
 
 }  // namespace hybridps::engine

@@ -10,6 +10,8 @@
 // Fork     in a forked child the thread does not exist: do not destroy a Loop there.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,6 +25,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/sleeper.h"
 #include "hybridps/core/spinning.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/runtime.h"
@@ -76,24 +79,21 @@ class Loop : core::Pinned {
   bool in_round() const noexcept { return round_of_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
  private:
-  /// The descriptors on which one of the two possible drivers sleeps.
+  /// How one of the two possible drivers waits for events.
   struct Bed {
-    int epoll_fd = -1;
-    int nap_fd = -1;  // a second epoll: everything except the data transport
-    int wake_fd = -1;
-    std::atomic<bool> sleeping{false};
+    core::Sleeper sleeper{};
+    std::vector<pollfd> urgent{};  // what ends a nap: everything except the data transport
     core::Spinning spinning;
   };
 
   core::Status make(Bed& bed);
   /// Sleeps until `until`, or until an event that is not data.
-  void nap(const Bed& bed, core::TimePoint until) const;
-  void wake(Bed& bed) noexcept;
+  static void nap(Bed& bed, core::TimePoint until);
   void run();
   std::size_t round();
   std::size_t drain();
   void update_counters();
-  void sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::chrono::milliseconds at_most);
+  static void sleep(Bed& bed, core::TimePoint due, core::TimePoint nap_until, std::chrono::milliseconds at_most);
   bool is_claimed();
   void park();
 

@@ -1,8 +1,5 @@
 #include "hybridps/transport/cards.h"
 
-#include <sys/epoll.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -16,6 +13,7 @@
 #include <utility>
 
 #include "hybridps/core/clock.h"
+#include "hybridps/core/sleeper.h"
 
 namespace hybridps::transport {
 namespace {
@@ -142,10 +140,7 @@ class CardsTransport final : public Transport {
     }
     address_ = encode_cards(infos_);
   }
-  ~CardsTransport() override {
-    transports_.clear();
-    if (event_fd_ >= 0 && infos_.size() > 1) close(event_fd_);
-  }
+  ~CardsTransport() override { transports_.clear(); }
 
   core::Status start() {
     if (transports_.size() == 1) {
@@ -154,13 +149,10 @@ class CardsTransport final : public Transport {
     }
     for (const auto& transport : transports_)
       if (transport->event_fd() < 0) return core::Status::ok();  // if one transport must be polled, all are polled
-    event_fd_ = epoll_create1(EPOLL_CLOEXEC);
-    for (const auto& transport : transports_) {
-      epoll_event event{};
-      event.events = EPOLLIN;
-      if (event_fd_ < 0 || epoll_ctl(event_fd_, EPOLL_CTL_ADD, transport->event_fd(), &event) != 0)
+    for (const auto& transport : transports_)
+      if (!fds_.open() || !fds_.watch(transport->event_fd()))
         return {core::Code::kOutOfResources, "no descriptor to wait on for several network cards"};
-    }
+    event_fd_ = fds_.get();
     return core::Status::ok();
   }
 
@@ -386,7 +378,8 @@ class CardsTransport final : public Transport {
   std::vector<std::unique_ptr<Transport>> transports_;
   std::string name_;
   std::vector<std::byte> address_;
-  int event_fd_ = -1;
+  core::FdSet fds_;    // where there are several transports
+  int event_fd_ = -1;  // negative: polled
   Receiver* receiver_ = nullptr;
 };
 

@@ -1,9 +1,6 @@
 #include "hybridps/transport/threaded.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +15,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/sleeper.h"
 #include "hybridps/core/text.h"
 
 namespace hybridps::transport {
@@ -63,14 +61,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   core::Status start() {
     if (inner_->event_fd() < 0)
       return {core::Code::kInvalidArgument, name_ + " is polled: a thread cannot wait for it"};
-    event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (event_fd_ < 0) return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
+    if (!event_.open())
+      return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
     inner_->set_receiver(this);
     if (handover_) {
-      // The engine sleeps on one epoll descriptor, whichever thread drives. The epoll set holds event_fd_ and, while
-      // the engine drives, the inner transport's descriptor.
-      outer_fd_ = epoll_create1(EPOLL_CLOEXEC);
-      if (outer_fd_ >= 0 && watch(event_fd_) && watch(inner_->event_fd())) return core::Status::ok();
+      if (outer_.open() && outer_.watch(event_.get()) && outer_.watch(inner_->event_fd())) return core::Status::ok();
       return {core::Code::kOutOfResources, "no epoll for " + name_ + "; raise `ulimit -n`"};
     }
     core::Status status = thread_->add(*this);
@@ -105,8 +100,6 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     inner_.reset();
     publish();
     (void)progress();
-    for (const int fd : {outer_fd_, event_fd_})
-      if (fd >= 0) ::close(fd);
   }
 
   std::string_view name() const noexcept override { return name_; }
@@ -165,12 +158,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     return did;
   }
 
-  int event_fd() const noexcept override { return outer_fd_ >= 0 ? outer_fd_ : event_fd_; }
+  int event_fd() const noexcept override { return outer_.get() >= 0 ? outer_.get() : event_.get(); }
   bool arm() override {
     if (in_child()) return true;
     flush();
     if (!is_driven_) return batch_.empty() && !has_events_.load() && !has_commands_.load() && inner_->arm();
-    drain(event_fd_);
+    event_.drain();
     armed_.store(true);
     if (!has_events_.load()) return true;
     armed_.store(false);
@@ -308,12 +301,6 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       function();
   }
 
-  bool watch(int fd) const {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    return epoll_ctl(outer_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
-  }
-
   std::uint64_t moved_bytes() const noexcept { return stats_.tx_payload_bytes + stats_.rx_payload_bytes; }
 
   /// Runs `work` in the engine's thread. If `looks`, adds the CPU time to spent_.
@@ -363,18 +350,18 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       return;
     }
     is_driven_ = true;
-    (void)epoll_ctl(outer_fd_, EPOLL_CTL_DEL, inner_->event_fd(), nullptr);
+    outer_.unwatch(inner_->event_fd());
     core::log_debug(name_, " is driven by a thread of its own from now on: a byte takes ",
                     core::format_double(handover_->seconds_per_byte() * 1e9), " ns");
   }
 
   void return_to_engine() {
-    if (!watch(inner_->event_fd())) return;  // no memory now; tried again when the Handover asks again
+    if (!outer_.watch(inner_->event_fd())) return;  // no memory now; tried again when the Handover asks again
     thread_->remove(*this);
     is_driven_ = false;
     run_commands();  // commands posted during the thread's last round
     carried_.store(posted_ = taken_, std::memory_order_relaxed);
-    drain(event_fd_);  // the next round sees all that event_fd_ signals
+    event_.drain();  // the next round sees all that event_ signals
     seen_bytes_ = counted_bytes_;
     core::log_debug(name_, " is driven by the thread that sums again");
   }
@@ -578,16 +565,17 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     }
     batch_.clear();
     ended_here_.clear();
-    if (is_news && armed_.load() && armed_.exchange(false)) signal(event_fd_);
+    if (is_news && armed_.load() && armed_.exchange(false)) event_.signal();
   }
 
   const std::string name_;
   const std::vector<std::byte> address_;
   const std::uint64_t generation_ = core::fork_generation();
   const std::shared_ptr<TransportThread> thread_;
-  int event_fd_ = -1;
-  int outer_fd_ =
-      -1;  // only with a Handover: epoll over event_fd_ and, while the engine's side drives, the inner descriptor
+  core::EventFd event_;
+  // Only with a Handover: the engine sleeps on one descriptor, whichever thread drives. The set has event_ and, while
+  // the engine's side drives, the inner transport's descriptor.
+  core::FdSet outer_;
   bool is_driven_ = false;  // the thread drives; if false, the engine's side does the thread's part too
   bool is_ended_ = false;   // the destructor runs
 

@@ -1,11 +1,6 @@
 #include "hybridps/transport/transport_thread.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <system_error>
 #include <utility>
 
@@ -26,16 +21,6 @@ cpu_set_t own_cpus() noexcept {
 
 }  // namespace
 
-void signal(int event_fd) noexcept {
-  const std::uint64_t one = 1;
-  (void)!::write(event_fd, &one, sizeof one);
-}
-
-void drain(int event_fd) noexcept {
-  std::uint64_t count = 0;
-  (void)!::read(event_fd, &count, sizeof count);
-}
-
 TransportThread::TransportThread(TransportThreadOptions options) : options_(std::move(options)), may_(own_cpus()) {}
 
 TransportThread::~TransportThread() {
@@ -48,17 +33,12 @@ TransportThread::~TransportThread() {
     wake();
     thread_->join();
   }
-  if (epoll_fd_ >= 0) ::close(epoll_fd_);
-  if (wake_fd_ >= 0) ::close(wake_fd_);
 }
 
 core::Status TransportThread::start() {
   const std::lock_guard lock(start_mutex_);
   if (thread_) return core::Status::ok();
-  if (epoll_fd_ < 0) epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  if (wake_fd_ < 0) wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ >= 0 && wake_fd_ >= 0 && !is_watched_) is_watched_ = watch(wake_fd_);
-  if (!is_watched_)
+  if (!sleeper_.open())
     return {core::Code::kOutOfResources, "no descriptors for the thread " + options_.name + "; raise `ulimit -n`"};
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -73,7 +53,7 @@ core::Status TransportThread::add(Driven& driven) {
   if (core::Status status = start(); !status.is_ok()) return status;
   bool watched = false;
   call([&] {
-    if ((watched = watch(driven.inner_fd()))) driven_.push_back(&driven);
+    if ((watched = sleeper_.watch(driven.inner_fd()))) driven_.push_back(&driven);
   });
   if (watched) return core::Status::ok();
   return {core::Code::kInternal, "the thread " + options_.name + " cannot watch a transport's event descriptor"};
@@ -81,7 +61,7 @@ core::Status TransportThread::add(Driven& driven) {
 
 void TransportThread::remove(Driven& driven) {
   call([&] {
-    if (std::erase(driven_, &driven) > 0) (void)epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, driven.inner_fd(), nullptr);
+    if (std::erase(driven_, &driven) > 0) sleeper_.unwatch(driven.inner_fd());
   });
 }
 
@@ -135,13 +115,6 @@ TransportThread::CallResult TransportThread::run_between_rounds(const std::funct
   return CallResult::kRan;
 }
 
-bool TransportThread::watch(int fd) const {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  return epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
 std::size_t TransportThread::round() {
   const ThreadRound mine(*this);
   std::size_t did = 0;
@@ -153,13 +126,6 @@ bool TransportThread::arm() {
   const ThreadRound mine(*this);
   sleep_ms_ = driven_.empty() ? -1 : kSleepMs;
   return std::all_of(driven_.begin(), driven_.end(), [](Driven* driven) { return driven->arm_inner(); });
-}
-
-void TransportThread::sleep() const {
-  std::array<epoll_event, 16> events;
-  const int got = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), sleep_ms_);
-  for (int i = 0; i < got; ++i)
-    if (events[static_cast<std::size_t>(i)].data.fd == wake_fd_) drain(wake_fd_);
 }
 
 void TransportThread::choose_cpus() const noexcept {
@@ -185,9 +151,9 @@ void TransportThread::run() {
     }
     if (stop_.load()) return;
     if (spinning.look_again(core::Clock::now())) continue;
-    sleeping_.store(true);
-    if (!stop_.load() && arm()) sleep();
-    sleeping_.store(false);
+    sleeper_.lie_down();
+    if (!stop_.load() && arm()) sleeper_.sleep(sleep_ms_);
+    sleeper_.get_up();
   }
 }
 

@@ -25,6 +25,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/fork.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/sleeper.h"
 #include "hybridps/core/spinning.h"
 #include "hybridps/core/status.h"
 
@@ -38,10 +39,6 @@ struct TransportThreadOptions {
   bool when_needed = false;     // the thread starts with its first transport, not at once
   core::Duration patience = std::chrono::seconds(1);  // limit of send_now()'s wait; a round takes milliseconds
 };
-
-/// signal() makes an eventfd readable, drain() makes it unreadable again.
-void signal(int event_fd) noexcept;
-void drain(int event_fd) noexcept;
 
 /// A transport that a thread drives. The thread calls these methods.
 class Driven {
@@ -81,11 +78,8 @@ class TransportThread : core::Pinned {
 
   const TransportThreadOptions& options() const noexcept { return options_; }
 
-  /// Call wake() after queueing work for the thread. Together with the checks before the thread sleeps this is Dekker's
-  /// pattern: at least one side sees the other's flag.
-  void wake() noexcept {
-    if (sleeping_.load() && sleeping_.exchange(false)) signal(wake_fd_);
-  }
+  /// Call wake() after queueing work for the thread.
+  void wake() noexcept { sleeper_.wake(); }
 
  private:
   struct PendingCall {
@@ -97,11 +91,9 @@ class TransportThread : core::Pinned {
 
   CallResult run_between_rounds(const std::function<void()>& function, std::optional<core::Duration> patience);
 
-  bool watch(int fd) const;
   std::size_t round();
   /// True: no driven transport has work now.
   bool arm();
-  void sleep() const;
   /// Sets the thread's CPUs, because a thread that starts late would inherit the CPUs of whichever thread starts it.
   void choose_cpus() const noexcept;
   void run();
@@ -110,11 +102,8 @@ class TransportThread : core::Pinned {
   const cpu_set_t may_;
   std::mutex start_mutex_;
   const std::uint64_t generation_ = core::fork_generation();
-  int epoll_fd_ = -1;
-  int wake_fd_ = -1;
-  bool is_watched_ = false;  // epoll_fd_ watches wake_fd_
-  int sleep_ms_ = -1;        // timeout of epoll_wait; used by the thread only
-  std::atomic<bool> sleeping_{false};
+  core::Sleeper sleeper_;
+  int sleep_ms_ = -1;  // the longest sleep; used by the thread only
   std::atomic<bool> stop_{false};
   std::mutex round_mutex_;
   std::condition_variable ran_;      // notified after calls_ ran

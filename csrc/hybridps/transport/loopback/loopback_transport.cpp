@@ -1,8 +1,5 @@
 #include "hybridps/transport/loopback/loopback_transport.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstring>
 #include <map>
@@ -11,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "hybridps/core/sleeper.h"
 
 namespace hybridps::transport {
 namespace {
@@ -41,24 +40,12 @@ struct LoopbackEvent {
 
 /// Events that other transports queued for one transport.
 struct Inbox {
-  Inbox() = default;
-  ~Inbox() {
-    if (event_fd >= 0) ::close(event_fd);
-  }
-  Inbox(const Inbox&) = delete;
-  Inbox& operator=(const Inbox&) = delete;
-
   void push(LoopbackEvent event) {
     events.push_back(std::move(event));
-    signal();
-  }
-  void signal() const {
-    if (event_fd < 0) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(event_fd, &one, sizeof one);
+    readable.signal();
   }
 
-  int event_fd = -1;  // made by the first call of event_fd()
+  core::EventFd readable;  // opened by the first call of event_fd()
   std::vector<LoopbackEvent> events;
   bool gone = false;  // destroyed or killed
 };
@@ -227,18 +214,14 @@ class LoopbackTransport final : public Transport {
 
   int event_fd() const noexcept override {
     const std::lock_guard lock(state_->mutex);
-    if (inbox_->event_fd < 0) {
-      inbox_->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-      if (!inbox_->events.empty() || !finished_.empty()) inbox_->signal();
-    }
-    return inbox_->event_fd;
+    if (inbox_->readable.get() < 0 && inbox_->readable.open() && (!inbox_->events.empty() || !finished_.empty()))
+      inbox_->readable.signal();
+    return inbox_->readable.get();
   }
 
   bool arm() override {
     const std::lock_guard lock(state_->mutex);
-    std::uint64_t drained = 0;
-    if (inbox_->event_fd >= 0) [[maybe_unused]]
-      const auto read_bytes = ::read(inbox_->event_fd, &drained, sizeof drained);
+    inbox_->readable.drain();
     if (!finished_.empty()) return false;
     return inbox_->events.empty() || inbox_->gone;
   }
@@ -401,7 +384,7 @@ class LoopbackTransport final : public Transport {
       finished_.push_back(Finished{std::move(entry->second.payload), std::move(entry->second.done), endpoint.cause_});
       entry = pending_.erase(entry);
     }
-    if (!finished_.empty()) inbox_->signal();
+    if (!finished_.empty()) inbox_->readable.signal();
   }
 
   /// The caller holds the hub's mutex. Afterwards the message does not read the sender's buffer any more.

@@ -231,7 +231,7 @@ py::dict build_info() {
 /// label's value. Empty: the process has no engine.
 py::dict stats() {
   py::dict all;
-  engine::EngineStats now;
+  std::vector<observe::Sample> now;
   std::uint64_t pinned = 0;
   {
     const py::gil_scoped_release released;
@@ -247,7 +247,7 @@ py::dict stats() {
   };
   for (const observe::Metric& metric : observe::metrics()) {
     const py::str name{std::string(metric.name)};
-    for (const observe::Sample& sample : now.samples) {
+    for (const observe::Sample& sample : now) {
       if (sample.name != metric.name) continue;
       if (metric.label.empty()) {
         all[name] = number(sample.value);
@@ -257,7 +257,6 @@ py::dict stats() {
       all[name].cast<py::dict>()[text_of(sample.label)] = number(sample.value);
     }
   }
-  for (const auto& [name, value] : now.counters) all[py::str(std::string(name))] = value;
   all["pinned_bytes"] = pinned;
   return all;
 }

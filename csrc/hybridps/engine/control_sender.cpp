@@ -5,7 +5,6 @@
 #include <iterator>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 namespace hybridps::engine {
 namespace {
@@ -68,10 +67,10 @@ void ControlSender::dial(core::EngineId to) {
     evidence_.on_lost(to, Evidence::Connection::kControl, endpoint.status());
 }
 
-void ControlSender::ask_to_dial(bool data_waits) {
+void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths) {
   std::unordered_set<core::EngineId> reached;
   if (data_waits)
-    for (const transport::PathInfo& path : transports_.data->paths()) reached.insert(path.peer);
+    for (const transport::PathInfo& path : paths) reached.insert(path.peer);
   std::vector<core::EngineId> helpers;
   std::vector<core::EngineId> asked;
   for (const core::EngineId engine : peers_.in_use()) {

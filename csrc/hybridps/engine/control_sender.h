@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
@@ -58,7 +59,8 @@ class ControlSender : core::Pinned {
   void dial(core::EngineId to);
   /// Asks peers that this engine cannot dial to dial it: a connection serves both ways. Over a connection that stands,
   /// else through other peers. `data_waits`: an operation waits for longer than usual, perhaps for data's connection.
-  void ask_to_dial(bool data_waits);
+  /// `paths`: data's connections.
+  void ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths);
   void on_dial(core::EngineId source, const wire::Dial& dial);
 
  private:

@@ -45,11 +45,6 @@ struct GroupOptions {
   bool dedicated_servers = true;               // the servers of HYBRIDPS_SERVERS may be asked; rank 0's value counts
 };
 
-struct EngineStats {
-  std::vector<std::pair<std::string_view, std::uint64_t>> counters;  // by metric name; exact integers
-  std::vector<observe::Sample> samples;  // observe/metrics.h; if the loop does not answer: the speed limit alone
-};
-
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   virtual ~Engine() = default;
@@ -69,7 +64,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// To be called after Group::leave() of the last group, without the GIL. Waits until all groups are closed, or until
   /// the linger time has passed.
   virtual void linger() = 0;
-  virtual EngineStats stats() const = 0;
+  /// The metrics of this process. If the loop does not answer: the speed limit and the counters as they were last.
+  virtual std::vector<observe::Sample> stats() const = 0;
   /// The engine's interfaces and transports, for messages and tests: "data=lo(ucx) control=lo shm".
   virtual std::string describe() const = 0;
 };

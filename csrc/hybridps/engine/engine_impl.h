@@ -45,7 +45,7 @@ class EngineImpl final : public Engine, public LoopClient {
   core::EngineId id() const noexcept override { return id_; }
   core::Result<std::shared_ptr<Group>> open_group(GroupOptions options) override;
   void linger() override;
-  EngineStats stats() const override;
+  std::vector<observe::Sample> stats() const override;
   std::string describe() const override { return description_; }
 
   bool in_forked_child() const noexcept { return core::fork_generation() != generation_; }

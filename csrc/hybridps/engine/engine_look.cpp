@@ -114,14 +114,8 @@ void EngineImpl::open_outlet(const GroupOptions& first) {
   }
 }
 
-EngineStats EngineImpl::stats() const {
-  EngineStats s;
-  if (!runtime_) return s;
-  // Asks the loop first, so that the counters below include every finished operation in full.
-  if (!in_forked_child()) s.samples = desk_->samples();
-  for (const observe::Metric& metric : observe::metrics())
-    if (metric.counter) s.counters.emplace_back(metric.name, runtime_->counters()[*metric.counter]);
-  return s;
+std::vector<observe::Sample> EngineImpl::stats() const {
+  return desk_ && !in_forked_child() ? desk_->samples() : std::vector<observe::Sample>();
 }
 
 }  // namespace hybridps::engine

@@ -75,8 +75,6 @@ std::vector<observe::Sample> Report::samples(const Reported& of,
   const auto add = [&all](std::string_view metric, auto value, std::string label = {}) {
     all.push_back({metric, std::move(label), static_cast<double>(value)});
   };
-  for (const observe::Metric& metric : observe::metrics())
-    if (metric.counter) add(metric.name, counters_[*metric.counter]);
   add("pending_operations", of.worker.operations_active());
   add("oldest_pending_seconds", core::to_seconds(now - of.worker.oldest_since(now)));
   const worker::OperationCounts& counts = of.worker.counts();

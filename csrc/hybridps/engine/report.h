@@ -37,7 +37,7 @@ class Report {
   }
   /// Brings counters() up to date. Walks over all connections, so it is too slow for every round.
   void update(const Reported& of, std::size_t groups);
-  /// The engine's metrics (observe/metrics.h), with the counters of the last update(). `name` labels engines.
+  /// The engine's metrics (observe/metrics.h), without counters(). `name` labels engines.
   std::vector<observe::Sample> samples(const Reported& of,
                                        const std::function<std::string(core::EngineId)>& name) const;
   /// Adds fields to the open object of `json`: the network, memory, and the peers of open groups, `peers_max` at most.

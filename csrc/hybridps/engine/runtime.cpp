@@ -155,12 +155,10 @@ void Runtime::look_at_flow(core::TimePoint now) {
   next_look_ = now + WakeModeration::kWindow;
   moderation_.look(bytes_through_card(), worker_->bytes_awaited() + dedicated_->spans_open(), now);
   bool changed = false;
-  if (now >= next_path_look_) {
-    changed = look_at_paths();
-  }
+  if (now >= next_path_look_) changed = look_at_paths();
   if (now >= next_dial_look_) {
     next_dial_look_ = now + kDialLookEvery;
-    control_.ask_to_dial(/*data_waits=*/now - worker_->oldest_since(now) > kDialLookEvery);
+    control_.ask_to_dial(/*data_waits=*/now - worker_->oldest_since(now) > kDialLookEvery, paths_);
   }
   const bool naps = now - napped_at_ < kNapsEndAfter;
   if (windows_.follow(moderation_.rate(), naps)) {
@@ -172,9 +170,9 @@ void Runtime::look_at_flow(core::TimePoint now) {
 
 bool Runtime::look_at_paths() {
   std::unordered_map<core::EngineId, transport::PathInfo> paths;
-  next_path_look_ = now_ + kPathsEvery;
-  for (const transport::PathInfo& path : transports_.data->paths()) {
-    next_path_look_ += kPathsLater;
+  paths_ = transports_.data->paths();
+  next_path_look_ = now_ + kPathsEvery + paths_.size() * kPathsLater;
+  for (const transport::PathInfo& path : paths_) {
     const auto [found, is_new] = paths.emplace(path.peer, path);
     if (is_new) continue;
     double& shortest = found->second.min_rtt_seconds;

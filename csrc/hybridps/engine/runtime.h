@@ -224,6 +224,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   core::TimePoint next_look_{};
   core::TimePoint next_dial_look_{};
   core::TimePoint next_path_look_{};
+  std::vector<transport::PathInfo> paths_;  // of the last look
   // Used while there is a trace:
   std::uint64_t works_since_ns_ = 0;  // start of the current row of rounds with work; 0: the last round had none
   core::TimePoint next_time_{};

@@ -159,8 +159,8 @@ TEST_CASE("engine/engine: bytes between nodes are the formula's", "[engine]") {
     check(group->wait_ready().is_ok(), "not ready");
     std::vector<float> data(3 * 64 * 1024, 1.0F);
     const auto bytes_sent = [&] {
-      for (const auto& [name, value] : group->engine()->stats().counters)
-        if (name == "net_tx_payload_bytes") return static_cast<double>(value);
+      for (const auto& sample : group->engine()->stats())
+        if (sample.name == "net_tx_payload_bytes") return sample.value;
       return -1.0;
     };
     const double before = bytes_sent();

@@ -28,7 +28,7 @@ class WaitingEngine final : public engine::Engine {
     return core::Status(core::Code::kUnsupported, "no groups");
   }
   void linger() override { meanwhile_(); }
-  engine::EngineStats stats() const override { return {}; }
+  std::vector<hybridps::observe::Sample> stats() const override { return {}; }
   std::string describe() const override { return "waiting"; }
 
  private:

@@ -32,15 +32,19 @@ std::chrono::milliseconds ProcessGroupHybrid::timeout_of(std::chrono::millisecon
   return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
-/// Adds the running extensions to `timeout`; returns the extensions that end with this work.
-std::vector<std::shared_ptr<TimeExtension>> ProcessGroupHybrid::take_extensions(std::chrono::milliseconds& timeout) {
+std::vector<std::shared_ptr<TimeExtension>> ProcessGroupHybrid::set_timeout(Call& call) {
+  call.timeout = timeout_of(call.timeout);
   std::vector<std::shared_ptr<TimeExtension>> carried;
-  const std::lock_guard lock(extensions_mutex_);
-  std::erase_if(extensions_, [](const auto& extension) { return extension->expired.load(std::memory_order_acquire); });
-  for (const auto& extension : extensions_) {
-    if (timeout.count() > 0) timeout += extension->extra;
-    if (!extension->used.exchange(true)) carried.push_back(extension);
+  {
+    const std::lock_guard lock(extensions_mutex_);
+    std::erase_if(extensions_,
+                  [](const auto& extension) { return extension->expired.load(std::memory_order_acquire); });
+    for (const auto& extension : extensions_) {
+      if (call.timeout.count() > 0) call.timeout += extension->extra;
+      if (!extension->used.exchange(true)) carried.push_back(extension);
+    }
   }
+  for (auto& operation : call.operations) operation.timeout = call.timeout;
   return carried;
 }
 
@@ -69,24 +73,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue(Call call) {
   const auto group = group_or_throw(*life, call.name);
   const bool observed = at::hasCallbacks();
 
-  std::chrono::milliseconds timeout = timeout_of(call.timeout);
-  WorkHybrid::Init init;
-  init.context = life->context;
-  init.type = call.type;
-  init.name = call.name;
-  if (observed) {
-    init.title = call.title;
-    init.inputs = call.inputs;
-  }
-  init.outputs = call.outputs;
-  init.buffers = std::move(call.buffers);
-  init.finish = std::move(call.finish);
-  init.parts = call.operations.size();
-  init.waited_for = !call.asynchronous;
-  init.extensions = take_extensions(timeout);
-  init.timeout = timeout;
-  for (auto& operation : call.operations) operation.timeout = timeout;
-  auto work = c10::make_intrusive<WorkHybrid>(std::move(init));
+  if (!observed) call.title = nullptr;
+  auto extensions = set_timeout(call);
+  auto work = c10::make_intrusive<WorkHybrid>(life->context, call, call.operations.size(), std::move(extensions));
 
   if (observed) {
     recorded(*group, call, [&] { submit(*life, group, work, std::move(call.operations)); });

@@ -150,22 +150,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::issue_on_stream(Call call, c1
   const bool observed = at::hasCallbacks();
   const bool collective = call.operations.front().kind != schedule::Kind::kPointToPoint;
 
-  std::chrono::milliseconds timeout = timeout_of(call.timeout);
+  if (!observed) call.title = nullptr;
   auto held = std::make_shared<StreamWork::Held>(life->context, call.operations.size());
-  held->set_extensions(take_extensions(timeout));
-  for (auto& operation : call.operations) operation.timeout = timeout;
+  held->set_extensions(set_timeout(call));
   const auto channels = channels_of(*life, call.operations, device, group, what);
-  StreamWork::Init init{life->context,
-                        call.type,
-                        call.name,
-                        observed ? call.title : nullptr,
-                        observed ? call.inputs : std::vector<at::Tensor>(),
-                        call.outputs,
-                        device,
-                        timeout,
-                        call.type == c10d::OpType::BARRIER || blocking_wait_,
-                        held};
-  auto work = c10::make_intrusive<StreamWork>(std::move(init));
+  auto work = c10::make_intrusive<StreamWork>(life->context, call, device,
+                                              call.type == c10d::OpType::BARRIER || blocking_wait_, held);
 
   // Runs after the last copy back, on the out stream: copies into strided tensors.
   std::function<void()> finish;
@@ -228,17 +218,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::combine_all(std::vector<WorkP
     return combine(life()->context, std::move(on_host));
   }
   const auto context = life()->context;
-  StreamWork::Init init{context,
-                        c10d::OpType::COALESCED,
-                        "coalesced",
-                        nullptr,
-                        {},
-                        {},
-                        first->device(),
-                        std::chrono::milliseconds(0),
-                        false,
-                        std::make_shared<StreamWork::Held>(context, 1)};
-  auto combined = c10::make_intrusive<StreamWork>(std::move(init));
+  auto combined = c10::make_intrusive<StreamWork>(context, Call::of_coalesced(), first->device(), /*blocks_host=*/false,
+                                                  std::make_shared<StreamWork::Held>(context, 1));
   combined->join(works);
   combined->complete_enqueue();
   return combined;

@@ -40,6 +40,7 @@
 #include "hybridps/core/ids.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/pg/call.h"
 #include "hybridps/pg/compression.h"
 #include "hybridps/pg/handle.h"
 #include "hybridps/pg/hooks.h"
@@ -239,35 +240,6 @@ class ProcessGroupHybrid final : public c10d::Backend {
 #endif
 
  private:
-  /// One call on its way into the engine (issue.cpp).
-  struct Call {
-    c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* name = "";                  // in messages and in torch's record_param_comms: "all_reduce"
-    const char* title = "";                 // in torch's profiler: "hybridps:all_reduce"
-    std::chrono::milliseconds timeout{-1};  // negative: the group's
-    bool asynchronous = true;
-    std::vector<worker::Operation> operations;  // the Work completes when all operations have
-    std::vector<at::Tensor> inputs;             // for the profiler
-    std::vector<at::Tensor> outputs;            // Work::result(), the future's value
-    Buffers buffers;
-    std::function<void()> finish;       // runs before the Work counts as complete; not on the engine's thread
-    std::vector<int64_t> input_splits;  // for the profiler
-    std::vector<int64_t> output_splits;
-
-    /// Fills in the fields that every call of c10d has.
-    template <typename C10dOptions>
-    Call&& of(c10d::OpType what, const char* called, const char* profiled, const C10dOptions& options,
-              std::vector<at::Tensor> in, std::vector<at::Tensor> out) && {
-      type = what;
-      name = called;
-      title = profiled;
-      timeout = options.timeout;
-      asynchronous = options.asyncOp;
-      inputs = std::move(in);
-      outputs = std::move(out);
-      return std::move(*this);
-    }
-  };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr issue(Call call);
   struct Life;
@@ -322,7 +294,9 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// Leaves the group. The last group of the process waits, bounded, for its members' goodbyes, and ends the engine.
   void leave();
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds asked) const;
-  std::vector<std::shared_ptr<TimeExtension>> take_extensions(std::chrono::milliseconds& timeout);
+  /// Sets the timeout of the call and its operations, with the running extensions. Returns the extensions that end with
+  /// this work.
+  std::vector<std::shared_ptr<TimeExtension>> set_timeout(Call& call);
   std::shared_ptr<InOrder> order_of_this_lane(Life& life);  // issue_mutex_ held
 
   WorkPtr sparse_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts);

@@ -16,11 +16,6 @@
 namespace hybridps::pg {
 namespace {
 
-std::optional<std::vector<at::Tensor>> span_inputs(StreamWork::Init& init) {
-  if (init.title == nullptr) return std::nullopt;
-  return std::move(init.inputs);
-}
-
 bool await(staging::Staged& staged, core::TimePoint until) {
   return wait_with_signals(until, [&](core::TimePoint next) { return staged.wait(next); });
 }
@@ -86,16 +81,17 @@ float StreamWork::Held::duration_ms() const {
 
 // The handle ----------------------------------------------------------------------------------------------------------
 
-StreamWork::StreamWork(Init init)
-    : c10d::Work(init.context->rank, init.type, init.title, span_inputs(init)),
-      context_(std::move(init.context)),
-      name_(init.name),
-      outputs_(std::move(init.outputs)),
-      device_(init.device),
-      issued_on_(current_stream(init.device)),
-      timeout_(init.timeout),
-      blocks_host_(init.blocks_host),
-      held_(std::move(init.held)) {}
+StreamWork::StreamWork(std::shared_ptr<WorkContext> context, const Call& call, c10::Device device, bool blocks_host,
+                       std::shared_ptr<Held> held)
+    : c10d::Work(context->rank, call.type, call.title, call.profiled_inputs()),
+      context_(std::move(context)),
+      name_(call.name),
+      outputs_(call.outputs),
+      device_(device),
+      issued_on_(current_stream(device)),
+      timeout_(call.timeout),
+      blocks_host_(blocks_host),
+      held_(std::move(held)) {}
 
 void StreamWork::add(std::shared_ptr<staging::Staged> staged, std::shared_ptr<staging::Channel> channel) {
   staged_.push_back(std::move(staged));

@@ -64,19 +64,8 @@ class StreamWork final : public c10d::Work {
     FuturePtr future_result_;
   };
 
-  struct Init {
-    std::shared_ptr<WorkContext> context;
-    c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* name = "";
-    const char* title = nullptr;  // for torch's profiler; null when it is off
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> outputs;
-    c10::Device device;
-    std::chrono::milliseconds timeout{0};
-    bool blocks_host = false;
-    std::shared_ptr<Held> held;
-  };
-  explicit StreamWork(Init init);
+  StreamWork(std::shared_ptr<WorkContext> context, const Call& call, c10::Device device, bool blocks_host,
+             std::shared_ptr<Held> held);
 
   // For the process group -------------------------------------------------------------------------------------------
   /// Call before any other thread has this work.

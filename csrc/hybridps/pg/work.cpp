@@ -36,11 +36,6 @@ class RunningCallback : core::Pinned {
   const WorkHybrid* const outer_;
 };
 
-std::optional<std::vector<at::Tensor>> span_inputs(WorkHybrid::Init& init) {
-  if (init.title == nullptr) return std::nullopt;
-  return std::move(init.inputs);
-}
-
 /// Whether abort hooks should explain the error: a peer's fault or a delay, not the caller's own action.
 bool is_verdict(const core::Status& status) {
   switch (status.code()) {
@@ -76,20 +71,21 @@ void report(WorkContext& context, const core::Status& status, std::uint64_t comp
   }
 }
 
-WorkHybrid::WorkHybrid(Init init)
-    : c10d::Work(init.context->rank, init.type, init.title, span_inputs(init)),
-      context_(std::move(init.context)),
-      name_(init.name),
-      outputs_(std::move(init.outputs)),
-      timeout_(init.timeout),
+WorkHybrid::WorkHybrid(std::shared_ptr<WorkContext> context, Call& call, std::size_t parts,
+                       std::vector<std::shared_ptr<TimeExtension>> extensions)
+    : c10d::Work(context->rank, call.type, call.title, call.profiled_inputs()),
+      context_(std::move(context)),
+      name_(call.name),
+      outputs_(call.outputs),
+      timeout_(call.timeout),
       started_(std::chrono::steady_clock::now()),
-      waited_for_(init.waited_for),
+      waited_for_(!call.asynchronous),
       completion_key_(next_completion_key()),
       lane_(Lanes::current() + 1),
-      buffers_(std::move(init.buffers)),
-      finish_(std::move(init.finish)),
-      extensions_(std::move(init.extensions)),
-      parts_left_(init.parts) {}
+      buffers_(std::move(call.buffers)),
+      finish_(std::exchange(call.finish, nullptr)),
+      extensions_(std::move(extensions)),
+      parts_left_(parts) {}
 
 WorkHybrid::~WorkHybrid() {
   // The reference count says that no other thread is here. But torch's own code may have dropped the last reference,
@@ -419,14 +415,10 @@ float WorkHybrid::getDuration() const {
 c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context,
                                        std::vector<WorkHybrid::Ptr> works) {
   std::erase_if(works, [](const WorkHybrid::Ptr& work) { return !work; });
-  WorkHybrid::Init init;
-  init.context = context;
-  init.type = c10d::OpType::COALESCED;
-  init.name = "coalesced";
-  init.parts = works.size() + 1;
-  for (const auto& work : works)
-    init.outputs.insert(init.outputs.end(), work->outputs().begin(), work->outputs().end());
-  auto parent = c10::make_intrusive<WorkHybrid>(std::move(init));
+  Call all = Call::of_coalesced();
+  for (const auto& work : works) all.outputs.insert(all.outputs.end(), work->outputs().begin(), work->outputs().end());
+  auto parent =
+      c10::make_intrusive<WorkHybrid>(context, all, works.size() + 1, std::vector<std::shared_ptr<TimeExtension>>());
   for (const auto& work : works) WorkHybrid::add_parent(work, parent);
   WorkHybrid::part_done(parent, {});
   return parent;

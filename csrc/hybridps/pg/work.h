@@ -28,6 +28,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/status.h"
 #include "hybridps/engine/group.h"
+#include "hybridps/pg/call.h"
 #include "hybridps/pg/hooks.h"
 #include "hybridps/pg/lanes.h"
 #include "hybridps/pg/tensors.h"
@@ -62,24 +63,11 @@ struct TimeExtension {
 
 class WorkHybrid final : public c10d::Work {
  public:
-  struct Init {
-    std::shared_ptr<WorkContext> context;
-    c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* name = "";           // "all_reduce": in messages
-    const char* title = nullptr;     // "hybridps:all_reduce": span for torch's profiler; null when it is off
-    std::vector<at::Tensor> inputs;  // for the profiler only
-    std::vector<at::Tensor> outputs;
-    Buffers buffers;
-    /// Runs before the operation counts as complete, if it succeeded.
-    std::function<void()> finish;
-    std::size_t parts = 1;
-    bool waited_for = false;  // the caller waits at once: wait() drives the engine
-    std::chrono::milliseconds timeout{0};
-    std::vector<std::shared_ptr<TimeExtension>> extensions;
-  };
   using Ptr = c10::intrusive_ptr<WorkHybrid>;
 
-  explicit WorkHybrid(Init init);
+  /// Takes the buffers and `finish` out of the call. Complete when part_done() was called `parts` times.
+  WorkHybrid(std::shared_ptr<WorkContext> context, Call& call, std::size_t parts,
+             std::vector<std::shared_ptr<TimeExtension>> extensions);
   ~WorkHybrid() override;
 
   // For the process group -------------------------------------------------------------------------------------------

@@ -51,12 +51,7 @@ void Loop::stop() {
 }
 
 bool Loop::post(core::OnceFn<void()> command, bool will_drive) {
-  {
-    const std::lock_guard lock(command_mutex_);
-    if (ended_) return false;
-    commands_.push_back(std::move(command));
-    has_commands_.store(true);
-  }
+  if (!commands_.put(std::move(command))) return false;
   if (driver_.sleeper.wake()) return true;
   if (will_drive) {
     const std::lock_guard lock(park_mutex_);
@@ -99,16 +94,12 @@ Status Loop::call(core::OnceFn<void(Status&)> command, core::Duration patience) 
 }
 
 std::size_t Loop::drain() {
-  if (!has_commands_.load(std::memory_order_relaxed)) return 0;
-  {
-    const std::lock_guard lock(command_mutex_);
-    draining_.swap(commands_);
-    has_commands_.store(false, std::memory_order_relaxed);
-  }
-  for (auto& command : draining_) command();
-  const std::size_t count = draining_.size();
-  draining_.clear();
-  if (draining_.capacity() > kCommandsKept) draining_.shrink_to_fit();
+  if (!commands_.has_some()) return 0;
+  std::vector<core::OnceFn<void()>>& taken = commands_.take();
+  for (auto& command : taken) command();
+  const std::size_t count = taken.size();
+  taken.clear();
+  if (taken.capacity() > kCommandsKept) taken.shrink_to_fit();
   return count;
 }
 
@@ -186,14 +177,13 @@ void Loop::run() {
       continue;
     }
     if (stop_.load()) {
-      const std::lock_guard lock(command_mutex_);
-      if ((ended_ = commands_.empty())) break;
+      if (commands_.close_if_empty()) break;
       continue;
     }
     if (own_.spinning.look_again(runtime_.now())) continue;
     update_counters();
     own_.sleeper.lie_down();
-    if (!has_commands_.load() && !stop_.load() && runtime_.arm()) {
+    if (!commands_.has_some() && !stop_.load() && runtime_.arm()) {
       const core::TimePoint due = runtime_.next_due();
       const core::TimePoint nap_until = runtime_.nap_until();
       const auto at_most = client_.sleep_at_most();
@@ -233,7 +223,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     if (now >= until) break;
     if (driver_.spinning.look_again(now)) continue;
     driver_.sleeper.lie_down();
-    if (!has_commands_.load() && runtime_.arm())
+    if (!commands_.has_some() && runtime_.arm())
       sleep(driver_, std::min(runtime_.next_due(), until), runtime_.nap_until(), client_.sleep_at_most());
     driver_.sleeper.get_up();
   }
@@ -246,7 +236,7 @@ void Loop::drive(const std::function<bool()>& done, core::TimePoint until) {
     const std::lock_guard lock(park_mutex_);
     driving_ = false;
     // Under the lock: a thread that posts after this finds the claim and takes the claim back.
-    claimed_until_ = quiet && !has_commands_.load() ? now + kClaim : core::TimePoint{};
+    claimed_until_ = quiet && !commands_.has_some() ? now + kClaim : core::TimePoint{};
     if (now < claimed_until_ && now - driving_since_ <= kClaim && !own_.sleeper.is_down()) return;
   }
   unpark_.notify_one();

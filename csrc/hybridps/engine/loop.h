@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "hybridps/core/clock.h"
+#include "hybridps/core/mailbox.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/sleeper.h"
@@ -104,14 +105,10 @@ class Loop : core::Pinned {
   Bed driver_{.spinning = options_.spinning};
   std::thread thread_;
   std::mutex baton_;
-  std::uint64_t uncounted_rounds_ = 0;          // rounds with work since the last update of the counters
-  std::vector<core::OnceFn<void()>> draining_;  // empty between rounds; swaps with commands_
+  std::uint64_t uncounted_rounds_ = 0;  // rounds with work since the last update of the counters
   std::atomic<std::thread::id> round_of_{};
 
-  std::mutex command_mutex_;
-  std::vector<core::OnceFn<void()>> commands_;
-  bool ended_ = false;  // there will be no more rounds
-  std::atomic<bool> has_commands_{false};
+  core::Mailbox<core::OnceFn<void()>> commands_;  // closed: there will be no more rounds
   std::atomic<bool> stop_{false};
 
   std::mutex park_mutex_;

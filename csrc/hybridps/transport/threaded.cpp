@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "hybridps/core/clock.h"
 #include "hybridps/core/fork.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/mailbox.h"
 #include "hybridps/core/sleeper.h"
 #include "hybridps/core/text.h"
 
@@ -30,24 +30,6 @@ core::Duration own_cpu_time() noexcept {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-class ThreadedTransport;
-
-class ThreadedEndpoint final : public Endpoint {
- public:
-  ThreadedEndpoint(ThreadedTransport& transport, Endpoint& inner, core::EngineId peer)
-      : transport_(transport), inner_(inner), peer_(peer) {}
-
-  core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
-                    SendDone done) override;
-  core::EngineId peer() const noexcept override { return peer_; }
-  void close(core::Status cause) noexcept override;
-
-  ThreadedTransport& transport_;
-  Endpoint& inner_;  // used only by the side that drives the inner transport
-  const core::EngineId peer_;
-  core::Status cause_;  // cause of the first failure or close
-};
-
 class ThreadedTransport final : public Transport, private Receiver, private Driven {
  public:
   ThreadedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<TransportThread> thread,
@@ -61,13 +43,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   core::Status start() {
     if (inner_->event_fd() < 0)
       return {core::Code::kInvalidArgument, name_ + " is polled: a thread cannot wait for it"};
-    if (!event_.open())
-      return {core::Code::kOutOfResources, "no event descriptor for " + name_ + "; raise `ulimit -n`"};
+    const bool has_set = !handover_ || (outer_.open() && event_.open() && outer_.watch(event_.get()) &&
+                                        outer_.watch(inner_->event_fd()));
+    if (!has_set || !event_.open())
+      return {core::Code::kOutOfResources, "no descriptors for " + name_ + "; raise `ulimit -n`"};
     inner_->set_receiver(this);
-    if (handover_) {
-      if (outer_.open() && outer_.watch(event_.get()) && outer_.watch(inner_->event_fd())) return core::Status::ok();
-      return {core::Code::kOutOfResources, "no epoll for " + name_ + "; raise `ulimit -n`"};
-    }
+    if (handover_) return core::Status::ok();
     core::Status status = thread_->add(*this);
     is_driven_ = status.is_ok();
     return status;
@@ -95,8 +76,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     flush();
     run_commands();
     publish();
-    for (const Notice& event : events_)
-      if (event.arrival != nullptr) event.arrival->payload.reset();
+    events_.change([](const std::vector<Notice>& events) {
+      for (const Notice& event : events)
+        if (event.arrival != nullptr) event.arrival->payload.reset();
+    });
     inner_.reset();
     publish();
     (void)progress();
@@ -162,10 +145,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   bool arm() override {
     if (in_child()) return true;
     flush();
-    if (!is_driven_) return batch_.empty() && !has_events_.load() && !has_commands_.load() && inner_->arm();
+    if (!is_driven_) return batch_.empty() && !events_.has_some() && !commands_.has_some() && inner_->arm();
     event_.drain();
     armed_.store(true);
-    if (!has_events_.load()) return true;
+    if (!events_.has_some()) return true;
     armed_.store(false);
     return false;
   }
@@ -202,6 +185,23 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
   // For the endpoints
+  class ThreadedEndpoint final : public Endpoint {
+   public:
+    ThreadedEndpoint(ThreadedTransport& transport, Endpoint& inner, core::EngineId peer)
+        : transport_(transport), inner_(inner), peer_(peer) {}
+
+    core::Status send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
+                      SendDone done) override {
+      return transport_.send(*this, header, payload, payload_bytes, std::move(done));
+    }
+    core::EngineId peer() const noexcept override { return peer_; }
+    void close(core::Status cause) noexcept override { transport_.close(*this, std::move(cause)); }
+
+    ThreadedTransport& transport_;
+    Endpoint& inner_;  // used only by the side that drives the inner transport
+    const core::EngineId peer_;
+    core::Status cause_;  // cause of the first failure or close
+  };
 
   core::Status send(const ThreadedEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
                     std::size_t payload_bytes, SendDone done) {
@@ -226,27 +226,20 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     ++stats_.tx_messages;
     stats_.tx_header_bytes += header.size();
     stats_.tx_payload_bytes += payload_bytes;
-    if (!is_driven_) {
+    if (is_driven_)
+      post({.send = &send});
+    else
       transmit(send);
-      return core::Status::ok();
-    }
-    Command command;
-    command.send = &send;
-    post(std::move(command));
     return core::Status::ok();
   }
 
   void close(ThreadedEndpoint& endpoint, core::Status cause) {
     if (in_child() || !endpoint.cause_.is_ok()) return;
     endpoint.cause_ = cause.is_ok() ? core::Status(core::Code::kClosed, "the endpoint was closed") : std::move(cause);
-    if (!is_driven_) {
+    if (is_driven_)
+      post({.close = &endpoint.inner_, .cause = endpoint.cause_});
+    else
       endpoint.inner_.close(endpoint.cause_);
-      return;
-    }
-    Command command;
-    command.close = &endpoint.inner_;
-    command.cause = endpoint.cause_;
-    post(std::move(command));
   }
 
  private:
@@ -272,7 +265,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     Send* send = nullptr;
     Incoming* given_back = nullptr;
     Endpoint* close = nullptr;
-    core::Status cause;  // cause of the close
+    core::Status cause{};  // cause of the close
   };
   /// A finished send, an arrived message or, if both pointers are null, the failure of a peer.
   struct Notice {
@@ -367,13 +360,9 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
   std::size_t hand_out() {
-    if (!has_events_.load()) return 0;
-    {
-      const std::lock_guard lock(event_mutex_);
-      has_events_.store(false);
-      running_.swap(events_);
-    }
-    for (Notice& event : running_) {
+    if (!events_.has_some()) return 0;
+    std::vector<Notice>& taken = events_.take();
+    for (Notice& event : taken) {
       if (event.send != nullptr)
         finish(*event.send);
       else if (event.arrival != nullptr)
@@ -381,16 +370,13 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       else
         fail(event.failed, std::move(event.cause));
     }
-    const std::size_t did = running_.size();
-    running_.clear();
+    const std::size_t did = taken.size();
+    taken.clear();
     return did;
   }
 
   Send& acquire_send() {
-    if (free_sends_.empty()) {
-      const std::lock_guard lock(event_mutex_);
-      free_sends_.swap(ended_);
-    }
+    if (free_sends_.empty()) events_.change([&](auto&) { free_sends_.swap(ended_); });
     if (free_sends_.empty()) {
       sends_.push_back(std::make_unique<Send>());
       return *sends_.back();
@@ -401,11 +387,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   }
 
   void post(Command command) {
-    {
-      const std::lock_guard lock(command_mutex_);
-      commands_.push_back(std::move(command));
-      has_commands_.store(true);
-    }
+    commands_.put(std::move(command));
     ++posted_;
     thread_->wake();
   }
@@ -419,14 +401,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       return;
     }
     bool is_awaited = false;
-    {
-      const std::lock_guard lock(command_mutex_);
+    commands_.change([&](std::vector<Command>& commands) {
       for (Incoming* arrival : given_back_) {
         is_awaited = is_awaited || arrival->payload.bytes() > 0;
-        commands_.emplace_back().given_back = arrival;
+        commands.emplace_back().given_back = arrival;
       }
-      has_commands_.store(true);
-    }
+    });
     given_back_.clear();
     if (is_awaited) thread_->wake();
   }
@@ -481,17 +461,13 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     publish();
     return did;
   }
-  bool arm_inner() override { return !has_commands_.load() && inner_->arm(); }
+  bool arm_inner() override { return !commands_.has_some() && inner_->arm(); }
   int inner_fd() const noexcept override { return inner_->event_fd(); }
 
   std::size_t run_commands() {
-    if (!has_commands_.load()) return 0;
-    {
-      const std::lock_guard lock(command_mutex_);
-      has_commands_.store(false);
-      running_commands_.swap(commands_);
-    }
-    for (Command& command : running_commands_) {
+    if (!commands_.has_some()) return 0;
+    std::vector<Command>& taken = commands_.take();
+    for (Command& command : taken) {
       taken_ += command.given_back == nullptr ? 1 : 0;
       if (command.send != nullptr) {
         transmit(*command.send);
@@ -501,8 +477,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
         command.close->close(std::move(command.cause));
       }
     }
-    const std::size_t did = running_commands_.size();
-    running_commands_.clear();
+    const std::size_t did = taken.size();
+    taken.clear();
     return did;
   }
 
@@ -554,15 +530,13 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   void publish() {
     if (batch_.empty() && ended_here_.empty()) return;
     const bool is_news = !batch_.empty();
-    {
-      const std::lock_guard lock(event_mutex_);
-      if (events_.empty())
-        events_.swap(batch_);
+    events_.change([&](std::vector<Notice>& events) {
+      if (events.empty())
+        events.swap(batch_);
       else
-        std::move(batch_.begin(), batch_.end(), std::back_inserter(events_));
+        std::move(batch_.begin(), batch_.end(), std::back_inserter(events));
       ended_.insert(ended_.end(), ended_here_.begin(), ended_here_.end());
-      if (is_news) has_events_.store(true);
-    }
+    });
     batch_.clear();
     ended_here_.clear();
     if (is_news && armed_.load() && armed_.exchange(false)) event_.signal();
@@ -593,17 +567,12 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<std::unique_ptr<Send>> sends_;
   std::vector<Send*> free_sends_;
   std::vector<Incoming*> given_back_;  // released payloads that the thread has not been told of
-  std::vector<Notice> running_;
   TransportStats stats_;
 
   // Shared by the two sides
-  std::mutex command_mutex_;
-  std::vector<Command> commands_;
-  std::atomic<bool> has_commands_{false};
-  std::mutex event_mutex_;
-  std::vector<Notice> events_;
-  std::vector<Send*> ended_;  // finished sends that nobody waits for
-  std::atomic<bool> has_events_{false};
+  core::Mailbox<Command> commands_;
+  core::Mailbox<Notice> events_;
+  std::vector<Send*> ended_;               // finished sends that nobody waits for; events_ guards them
   std::atomic<bool> armed_{false};         // the engine may sleep
   std::atomic<std::uint64_t> carried_{0};  // how many of posted_ are sent, as far as the network takes them
 
@@ -612,19 +581,11 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       std::make_unique<BufferPool>(std::span<std::byte>(), std::span<BufferPool::SizeClass>());
   std::vector<std::unique_ptr<Incoming>> arrivals_;
   std::vector<Incoming*> free_arrivals_;
-  std::vector<Command> running_commands_;
   std::uint64_t taken_ = 0;  // how many of posted_ the thread has run
   std::vector<Notice> batch_;
   std::vector<Send*> ended_here_;
   std::unique_ptr<Transport> inner_;  // destroyed before loans_
 };
-
-core::Status ThreadedEndpoint::send(std::span<const std::byte> header, const Buffer& payload, std::size_t payload_bytes,
-                                    SendDone done) {
-  return transport_.send(*this, header, payload, payload_bytes, std::move(done));
-}
-
-void ThreadedEndpoint::close(core::Status cause) noexcept { transport_.close(*this, std::move(cause)); }
 
 }  // namespace
 

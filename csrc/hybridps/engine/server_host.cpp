@@ -44,12 +44,9 @@ constexpr std::size_t kGivenUpKept = 1024;
 /// The topology for server number `before` + `index`. The `before` earlier servers own nothing in this topology.
 schedule::Topology served_topology(const bootstrap::Roster& roster, int before, int index) {
   schedule::Topology topology = topology_of(roster, roster.size() + before + index);
-  if (before == 0) return topology;
-  std::vector<double> nodes;
-  std::vector<double> servers(static_cast<std::size_t>(before), 0.0);
-  for (int node = 0; node < topology.nodes(); ++node) nodes.push_back(topology.weight(node));
-  for (int server = 0; server < topology.servers(); ++server) servers.push_back(topology.server_weight(server));
-  return topology.with_weights(std::move(nodes), std::move(servers));
+  std::vector<double> weights = topology.weights();
+  weights.insert(weights.begin() + topology.nodes(), static_cast<std::size_t>(before), 0.0);
+  return topology.with_weights(std::move(weights));
 }
 
 class Shard final : public LoopClient, core::Pinned {

@@ -35,11 +35,4 @@ std::optional<std::uint64_t> Versions::owns_nothing_from(int server) const {
   return last.base()->first;
 }
 
-std::vector<double> weights_of(const schedule::Topology& topology) {
-  std::vector<double> weights;
-  for (int node = 0; node < topology.nodes(); ++node) weights.push_back(topology.weight(node));
-  for (int server = 0; server < topology.servers(); ++server) weights.push_back(topology.server_weight(server));
-  return weights;
-}
-
 }  // namespace hybridps::membership

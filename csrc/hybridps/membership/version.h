@@ -40,7 +40,4 @@ class Versions {
   std::map<std::uint64_t, Version> by_first_;  // mostly two; more for reserved operations or turns
 };
 
-/// Weights of the nodes and then of the dedicated servers.
-std::vector<double> weights_of(const schedule::Topology& topology);
-
 }  // namespace hybridps::membership

@@ -30,7 +30,16 @@ Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weigh
   assert(cards_.parts.empty() || cards_.parts.size() == node_of_.size());
 }
 
-Topology Topology::with_weights(std::vector<double> weights, std::vector<double> server_weights) const {
+std::vector<double> Topology::weights() const {
+  std::vector<double> all = weights_;
+  all.insert(all.end(), server_weights_.begin(), server_weights_.end());
+  return all;
+}
+
+Topology Topology::with_weights(std::vector<double> weights) const {
+  const auto servers = weights.begin() + nodes();
+  std::vector<double> server_weights(servers, weights.end());
+  weights.erase(servers, weights.end());
   Topology copy(node_of_, rank_, std::move(weights), std::move(server_weights), cards_);
   copy.region_of_ = region_of_;
   copy.nodes_in_ = nodes_in_;

@@ -26,8 +26,9 @@ class Topology {
   /// dedicated server. rank: this process; size() + d on dedicated server d.
   Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {},
            std::vector<double> server_weights = {}, CardUse cards = {});
-  /// A copy of this topology with other weights of the nodes and of the dedicated servers.
-  Topology with_weights(std::vector<double> weights, std::vector<double> server_weights = {}) const;
+  /// A copy of this topology with other weights: of the nodes, and then of the dedicated servers, which may be more or
+  /// fewer than here.
+  Topology with_weights(std::vector<double> weights) const;
   /// A copy of this topology with the nodes in regions. region_of[node] is in [0, regions), and every region has a
   /// node.
   Topology with_regions(std::vector<int> region_of) const;
@@ -53,6 +54,8 @@ class Topology {
   int gateway_node(int region, int owner, int excluded = -1) const noexcept;
   /// The node that `node` contributes to in such a span: that of its gateway, or for a gateway's node, the owner's.
   int parent_node(int node, int owner, int excluded = -1) const noexcept;
+  /// Of the nodes, and then of the dedicated servers.
+  std::vector<double> weights() const;
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
   /// The weight of the part that a rank's own server owns.
   double owner_weight(int rank) const noexcept {

@@ -210,13 +210,9 @@ void Newcomers::admit() {
   group_.heard.resize(group_.info.members.size());
   // In the group's own topology the newcomers own nothing. Outer steps use this topology instead of a version's: they
   // keep the shares with which the group started.
-  const schedule::Topology& before = group_.info.topology;
-  std::vector<double> nodes;
-  std::vector<double> servers;
-  for (int node = 0; node < before.nodes(); ++node) nodes.push_back(before.weight(node));
-  for (int server = 0; server < before.servers(); ++server) servers.push_back(before.server_weight(server));
-  servers.resize(servers.size() + joined.size(), 0.0);
-  group_.info.topology = before.with_weights(std::move(nodes), std::move(servers));
+  std::vector<double> weights = group_.info.topology.weights();
+  weights.resize(weights.size() + joined.size(), 0.0);
+  group_.info.topology = group_.info.topology.with_weights(std::move(weights));
   attempt_ = 0;
   due_ = core::TimePoint::max();
   worker_.host().on_joined(group_.info.uid, group_.info.members);

@@ -17,7 +17,6 @@ using membership::Cause;
 using membership::Change;
 using membership::ServerLife;
 using membership::Version;
-using membership::weights_of;
 
 constexpr int kNodesToMeasure = 3;
 
@@ -190,7 +189,7 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
     case Cause::kTrial:
       servers_are_told_ = true;
       change.turns = turns_;
-      change.weights = weights_of(now.topology);
+      change.weights = now.topology.weights();
       break;
   }
   // Servers need not know shares, only tunings. A server that was told of no tuning uses the initial tuning for all
@@ -216,10 +215,11 @@ std::vector<double> PlanChanges::weights_without_those_out(std::size_t newcomers
   if (group_.info.weights_with) {
     weights = group_.info.weights_with(are_there);
   } else {
-    for (int node = 0; node < now.nodes(); ++node) weights.push_back(now.weight(node));
-    const double usual = std::accumulate(weights.begin(), weights.end(), 0.0) / now.nodes();
-    for (int server = 0; server < now.servers(); ++server)
-      weights.push_back(are_there[static_cast<std::size_t>(server)] ? now.server_weight(server) : 0.0);
+    weights = now.weights();
+    const auto servers = weights.begin() + now.nodes();
+    const double usual = std::accumulate(weights.begin(), servers, 0.0) / now.nodes();
+    std::transform(servers, weights.end(), are_there.begin(), servers,
+                   [](double weight, bool is_there) { return is_there ? weight : 0.0; });
     weights.resize(weights.size() + newcomers, usual > 0.0 ? usual : 1.0);
   }
   if (std::accumulate(weights.begin(), weights.end(), 0.0) <= 0.0)  // only servers that are out had shares
@@ -257,7 +257,7 @@ void PlanChanges::on_refused(const Change& change) {
 }
 
 void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
-  const std::vector<double> weights_before = weights_of(newest_version().topology);
+  const std::vector<double> weights_before = newest_version().topology.weights();
   const std::uint32_t shares_before = newest_version().shares;
   const bool has_newcomers = newcomers_in(change) > 0;
   if (has_newcomers) {
@@ -266,9 +266,7 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
     if (tuner_ && first == 0) make_tuner();  // servers may have reduced the range of tunings
     if (rates_) rates_->on_servers(group_.info.topology);
   }
-  const auto servers = change.weights.begin() + group_.info.topology.nodes();
-  schedule::Topology topology =
-      group_.info.topology.with_weights({change.weights.begin(), servers}, {servers, change.weights.end()});
+  schedule::Topology topology = group_.info.topology.with_weights(change.weights);
   const bool is_shares = change.weights != weights_before;
   const schedule::Turns& turns = change.turns;
   if (is_shares && first > 0)

@@ -69,8 +69,7 @@ class Rank final : Agreement::AgreementHost {
  private:
   void bind(std::uint64_t sequence) {
     const membership::Version& version = versions_.of(sequence);
-    const bool is_new =
-        bound_.emplace(sequence, std::pair(version.number, membership::weights_of(version.topology))).second;
+    const bool is_new = bound_.emplace(sequence, std::pair(version.number, version.topology.weights())).second;
     if (agreement_.is_frozen() || !is_new) FAIL("an operation is bound twice, or while a change is under way");
   }
   void start_postponed() {
@@ -124,7 +123,7 @@ class Group {
       } else if (what < 85) {
         submit_some();
       } else if (what < 89) {
-        first().wanted_weights = membership::weights_of(first().versions().newest().topology);
+        first().wanted_weights = first().versions().newest().topology.weights();
         first().wanted_weights[random_() % first().wanted_weights.size()] += 1.0;
         first().agreement().want(Cause::kShares);
       } else if (what < 93) {
@@ -253,7 +252,7 @@ class Group {
 
 std::optional<Change> Rank::draft(Cause cause) {
   const membership::Version& now = versions_.newest();
-  Change change{0, {now.tuning, now.tuning}, membership::weights_of(now.topology)};
+  Change change{0, {now.tuning, now.tuning}, now.topology.weights()};
   const int nodes = now.topology.nodes();
   const auto leave_out = [&] {
     for (int server = 0; server < now.topology.servers(); ++server)
@@ -290,9 +289,8 @@ void Rank::send_ask(int member, const wire::PlanAsk& ask, const std::vector<doub
 void Rank::send(int member, wire::Body body) { group_.post(rank_, member, std::move(body), {}); }
 
 void Rank::on_switch(const Change& change, std::uint64_t first) {
-  const auto servers = change.weights.begin() + topology_.nodes();
-  const bool joins = static_cast<int>(change.weights.end() - servers) > topology_.servers();
-  topology_ = topology_.with_weights({change.weights.begin(), servers}, {servers, change.weights.end()});
+  const bool joins = change.weights.size() > topology_.weights().size();
+  topology_ = topology_.with_weights(change.weights);
   if (joins && rank_ == 0) group_.on_joined();
   const std::uint64_t oldest = postponed_.empty() ? submitted_ : *postponed_.begin();
   const std::uint32_t shares = versions_.newest().shares;

@@ -22,7 +22,7 @@ std::string IncarnationCounter::next(std::string_view group_name, std::string_vi
                                      std::string_view restart_count) {
   std::uint64_t count = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     count = counts_[std::string(group_name)]++;
   }
   return std::string(run_id) + "." + std::string(restart_count) + "." + std::to_string(count);

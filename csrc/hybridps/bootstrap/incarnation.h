@@ -8,10 +8,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::bootstrap {
@@ -27,8 +27,8 @@ class IncarnationCounter : core::Pinned {
   std::string next(std::string_view group_name, std::string_view run_id, std::string_view restart_count);
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, std::uint64_t, std::less<>> counts_;
+  core::Mutex mutex_;
+  std::map<std::string, std::uint64_t, std::less<>> counts_ HYBRIDPS_GUARDED_BY(mutex_);
 };
 
 /// "hybridps/<group name>": the prefix of keys that all lives of the group share.

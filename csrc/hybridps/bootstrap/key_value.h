@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 
@@ -42,14 +42,14 @@ class KeyValueStore : core::Pinned {
 class MemoryStore final : public KeyValueStore {
  public:
   core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     ++operations_;
     values_.insert_or_assign(std::string(key), Bytes(value.begin(), value.end()));
     return core::Status::ok();
   }
 
   core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     ++operations_;
     const auto at = values_.find(key);
     if (at == values_.end()) return std::optional<Bytes>();
@@ -58,18 +58,18 @@ class MemoryStore final : public KeyValueStore {
 
   /// The number of all calls so far.
   std::size_t operation_count() const {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     return operations_;
   }
   /// A copy of all values, for tests.
   std::map<std::string, Bytes, std::less<>> contents() const {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     return values_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, Bytes, std::less<>> values_;
+  mutable core::Mutex mutex_;
+  std::map<std::string, Bytes, std::less<>> values_ HYBRIDPS_GUARDED_BY(mutex_);
   std::size_t operations_ = 0;
 };
 

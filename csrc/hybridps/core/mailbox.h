@@ -5,10 +5,10 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/pinned.h"
 
 namespace hybridps::core {
@@ -18,7 +18,7 @@ class Mailbox : Pinned {
  public:
   /// False: the mailbox is closed, and `item` is dropped.
   bool put(T item) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_closed_) return false;
     items_.push_back(std::move(item));
     has_some_.store(true);
@@ -27,28 +27,28 @@ class Mailbox : Pinned {
   /// `change` gets the items under the lock: to put several, and whatever else the lock guards.
   template <typename Change>
   void change(const Change& change) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     change(items_);
     has_some_.store(!items_.empty());
   }
   bool has_some() const noexcept { return has_some_.load(); }
   /// The items, until the next call. The caller empties them before that.
   std::vector<T>& take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     has_some_.store(false);
     taken_.swap(items_);
     return taken_;
   }
   /// True: put() returns false from now on. False: there are items.
   bool close_if_empty() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return is_closed_ = items_.empty();
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<T> items_;
-  bool is_closed_ = false;
+  Mutex mutex_;
+  std::vector<T> items_ HYBRIDPS_GUARDED_BY(mutex_);
+  bool is_closed_ HYBRIDPS_GUARDED_BY(mutex_) = false;
   std::atomic<bool> has_some_{false};
   std::vector<T> taken_;  // empty between two calls of take(), but for its memory
 };

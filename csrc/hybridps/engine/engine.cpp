@@ -358,7 +358,7 @@ void EngineImpl::note_world(const std::shared_ptr<GroupCore>& group, const boots
   World world{group, {}};
   for (const bootstrap::MemberRecord& member : roster.members)
     world.members.push_back({member.engine, member.host_name + " pid " + std::to_string(member.pid)});
-  const std::lock_guard lock(worlds_mutex_);
+  const core::MutexLock lock(worlds_mutex_);
   std::erase_if(worlds_, [](const World& other) { return other.group.expired(); });
   worlds_.push_back(std::move(world));
 }
@@ -366,7 +366,7 @@ void EngineImpl::note_world(const std::shared_ptr<GroupCore>& group, const boots
 std::vector<bootstrap::ExpectedMember> EngineImpl::presumed(const std::vector<int>& global_ranks) {
   std::vector<bootstrap::ExpectedMember> members(global_ranks.size());
   std::vector<bool> doubtful(global_ranks.size(), false);  // two worlds have different processes at this rank
-  const std::lock_guard lock(worlds_mutex_);
+  const core::MutexLock lock(worlds_mutex_);
   for (const World& world : worlds_) {
     const std::shared_ptr<GroupCore> group = world.group.lock();
     if (!group) continue;

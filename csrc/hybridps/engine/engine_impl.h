@@ -16,6 +16,7 @@
 #include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/core/config.h"
 #include "hybridps/core/fork.h"
+#include "hybridps/core/mutex.h"
 #include "hybridps/engine/data_transport.h"
 #include "hybridps/engine/descriptors.h"
 #include "hybridps/engine/engine.h"
@@ -109,16 +110,17 @@ class EngineImpl final : public Engine, public LoopClient {
   std::unique_ptr<StatusDesk> desk_;
   std::once_flag outlet_opened_;
   std::unique_ptr<observe::Outlet> outlet_;
-  std::mutex trace_mutex_;
-  std::unique_ptr<observe::Trace> trace_;
+  core::Mutex trace_mutex_;
+  std::unique_ptr<observe::Trace> trace_ HYBRIDPS_GUARDED_BY(trace_mutex_);
 
   const std::shared_ptr<bootstrap::Departures> departures_ = std::make_shared<bootstrap::Departures>();
   struct World {
     std::weak_ptr<GroupCore> group;
     std::vector<bootstrap::ExpectedMember> members;
   };
-  std::mutex worlds_mutex_;
-  std::vector<World> worlds_;  // worlds that have opened here; note_world() drops the worlds whose group is gone
+  core::Mutex worlds_mutex_;
+  std::vector<World> worlds_ HYBRIDPS_GUARDED_BY(
+      worlds_mutex_);  // worlds that have opened here; note_world() drops the worlds whose group is gone
 
   std::mutex linger_mutex_;
   std::condition_variable linger_changed_;

@@ -32,7 +32,7 @@ std::string job_name() {
 }
 
 Status EngineImpl::trace_into(const std::string& folder, int rank) {
-  const std::lock_guard lock(trace_mutex_);
+  const core::MutexLock lock(trace_mutex_);
   std::unique_ptr<observe::Trace> next;
   if (!folder.empty()) {
     if (trace_ != nullptr) return Status(Code::kInvalidArgument, "a trace is being written already: " + trace_->path());

@@ -14,6 +14,7 @@
 
 #include "hybridps/build_info.h"
 #include "hybridps/core/log.h"
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/once_fn.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/data_transport.h"
@@ -283,7 +284,7 @@ class ServerHostImpl final : public ServerHost {
     ServerHostStats s;
     for (const auto& shard : all_shards()) shard->add_to(s);
     {
-      const std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       std::set<core::EngineId> engines;
       for (const auto& [uid, group] : open_) engines.insert(group.engines.begin(), group.engines.end());
       s.engines = engines.size();
@@ -356,7 +357,7 @@ class ServerHostImpl final : public ServerHost {
       auto shard = start_shard(static_cast<int>(i), threads);
       if (!shard.is_ok()) return shard.status();
       {
-        const std::lock_guard lock(mutex_);
+        const core::MutexLock lock(mutex_);
         say("a job has given up engine " + core::to_string(shards_[i]->record().engine) +
             ": another one takes its place");
       }
@@ -386,7 +387,7 @@ class ServerHostImpl final : public ServerHost {
   }
 
   void on_closed(core::GroupUid uid, core::EngineId shard) {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     const auto found = open_.find(uid);
     if (found == open_.end() || found->second.shards.erase(shard) == 0 || !found->second.shards.empty()) return;
     say("closed group " + found->second.text + " after " +
@@ -397,7 +398,7 @@ class ServerHostImpl final : public ServerHost {
   core::Result<admission::Bytes> answer(const admission::Bytes& body) {
     core::Result<ServerRequest> request = decode_request(body);
     if (!request.is_ok()) {
-      const std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       say("refused a job: " + std::string(request.status().message()));
       return request.status();
     }
@@ -406,7 +407,7 @@ class ServerHostImpl final : public ServerHost {
       case ServerRequest::RequestKind::kRenew:
         if (draining_.load()) return records();
         if (Status status = renew(request.value().engines); !status.is_ok()) {
-          const std::lock_guard lock(mutex_);
+          const core::MutexLock lock(mutex_);
           say("cannot start another engine: " + std::string(status.message()));
           return status;
         }
@@ -426,7 +427,7 @@ class ServerHostImpl final : public ServerHost {
             if (shard->record().engine == server.engine) group.shards.insert(server.engine);
         std::vector<core::EngineId> added;
         {
-          const std::lock_guard lock(mutex_);
+          const core::MutexLock lock(mutex_);
           OpenGroup& known = open_[roster.uid];  // other shards, or an earlier attempt, may have the group open already
           for (const core::EngineId shard : group.shards)
             if (!known.shards.contains(shard)) added.push_back(shard);
@@ -435,7 +436,7 @@ class ServerHostImpl final : public ServerHost {
           known = std::move(group);
         }
         const auto refused = [&](Status status) {
-          const std::lock_guard lock(mutex_);
+          const core::MutexLock lock(mutex_);
           if (const auto found = open_.find(roster.uid); found != open_.end()) {
             for (const core::EngineId shard : added) found->second.shards.erase(shard);
             if (found->second.shards.empty()) open_.erase(found);
@@ -462,7 +463,7 @@ class ServerHostImpl final : public ServerHost {
         }
         if (opened.empty()) return refused(Status(Code::kMismatch, "it has been restarted since it was asked"));
         {
-          const std::lock_guard lock(mutex_);
+          const core::MutexLock lock(mutex_);
           say("opened group " + text);
         }
         return admission::Bytes();
@@ -479,8 +480,8 @@ class ServerHostImpl final : public ServerHost {
   }
 
   std::function<void(const std::string&)> say_;
-  mutable std::mutex mutex_;  // guards open_ and the order of the lines to say_
-  std::map<core::GroupUid, OpenGroup> open_;
+  mutable core::Mutex mutex_;  // also guards the order of the lines to say_
+  std::map<core::GroupUid, OpenGroup> open_ HYBRIDPS_GUARDED_BY(mutex_);
   ServerHostOptions options_;
   core::Config config_;
   std::string hint_;  // the interface of the address that the server listens on; empty: any address

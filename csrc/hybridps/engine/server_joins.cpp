@@ -1,10 +1,10 @@
 #include "hybridps/engine/server_joins.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "hybridps/core/log.h"
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/thread.h"
 #include "hybridps/engine/records.h"
 
@@ -23,9 +23,9 @@ std::string name_of(const admission::Address& address) { return "the dedicated s
 }  // namespace
 
 struct ServerJoins::Asking {
-  std::mutex mutex;
-  std::optional<core::Result<std::vector<MemberRecord>>> found;
-  std::optional<Status> opened;
+  core::Mutex mutex;
+  std::optional<core::Result<std::vector<MemberRecord>>> found HYBRIDPS_GUARDED_BY(mutex);
+  std::optional<Status> opened HYBRIDPS_GUARDED_BY(mutex);
 };
 
 ServerJoins::ServerJoins(ServerJoinsOptions options, const bootstrap::Roster& roster, worker::GroupState& group,
@@ -161,7 +161,7 @@ void ServerJoins::ask_by_thread(PolledAddress& place, AddressStep step, Task tas
 void ServerJoins::ask(PolledAddress& place, AddressStep step, ServerRequest request) {
   ask_by_thread(place, step, [address = place.address, token = options_.token, r = std::move(request)](Asking& asking) {
     core::Result<std::vector<MemberRecord>> found = find_server(address, token, r);
-    const std::lock_guard lock(asking.mutex);
+    const core::MutexLock lock(asking.mutex);
     asking.found = std::move(found);
   });
 }
@@ -169,7 +169,7 @@ void ServerJoins::ask(PolledAddress& place, AddressStep step, ServerRequest requ
 std::size_t ServerJoins::on_found(PolledAddress& place) {
   std::optional<core::Result<std::vector<MemberRecord>>> found;
   {
-    const std::lock_guard lock(place.asking->mutex);
+    const core::MutexLock lock(place.asking->mutex);
     found = std::move(place.asking->found);
   }
   if (!found) {
@@ -285,7 +285,7 @@ void ServerJoins::open_found() {
                   [address = place.address, token = options_.token, body](Asking& asking) {
                     const core::Result<bootstrap::Bytes> answer =
                         admission::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
-                    const std::lock_guard lock(asking.mutex);
+                    const core::MutexLock lock(asking.mutex);
                     asking.opened = answer.is_ok() ? Status::ok() : answer.status();
                   });
   }
@@ -294,7 +294,7 @@ void ServerJoins::open_found() {
 std::size_t ServerJoins::on_opened(PolledAddress& place) {
   std::optional<Status> opened;
   {
-    const std::lock_guard lock(place.asking->mutex);
+    const core::MutexLock lock(place.asking->mutex);
     opened = place.asking->opened;
   }
   if (!opened && core::Clock::now() >= place.no_answer_at) opened = Status(Code::kTimeout, "no answer");

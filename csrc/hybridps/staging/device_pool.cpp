@@ -35,7 +35,7 @@ bool take_last(std::vector<Thing>& all, Thing& taken) {
 core::Result<device::DeviceEvent> DevicePool::take_event() {
   device::DeviceEvent event;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (take_last(events_, event)) return event;
   }
   return device_->make_event();
@@ -44,7 +44,7 @@ core::Result<device::DeviceEvent> DevicePool::take_event() {
 core::Result<device::DeviceStream> DevicePool::take_stream() {
   device::DeviceStream stream;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (take_last(streams_, stream)) return stream;
   }
   return device_->make_stream();
@@ -53,7 +53,7 @@ core::Result<device::DeviceStream> DevicePool::take_stream() {
 core::Result<device::HostMemory> DevicePool::take_host(std::uint64_t bytes) {
   device::HostMemory memory;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (take_from(host_, bytes, memory)) return memory;
   }
   return device_->allocate_host(bytes);
@@ -62,7 +62,7 @@ core::Result<device::HostMemory> DevicePool::take_host(std::uint64_t bytes) {
 core::Result<DevicePool::Run> DevicePool::take_device(std::uint64_t bytes) {
   Run run;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (take_from(runs_, bytes, run)) return run;
   }
   const auto made = device_->allocate_device(bytes);
@@ -72,25 +72,25 @@ core::Result<DevicePool::Run> DevicePool::take_device(std::uint64_t bytes) {
 
 void DevicePool::give_back(device::DeviceEvent event) {
   if (event.native == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   events_.push_back(event);
 }
 
 void DevicePool::give_back(device::DeviceStream stream) {
   if (stream.native == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   streams_.push_back(stream);
 }
 
 void DevicePool::give_back(const device::HostMemory& memory) {
   if (memory.data == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   host_.push_back(memory);
 }
 
 void DevicePool::give_back(Run run) {
   if (run.data == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   runs_.push_back(run);
 }
 
@@ -100,7 +100,7 @@ void DevicePool::trim() noexcept {
   std::vector<device::HostMemory> host;
   std::vector<Run> runs;
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     events.swap(events_);
     streams.swap(streams_);
     host.swap(host_);

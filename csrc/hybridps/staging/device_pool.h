@@ -12,10 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/device/device.h"
@@ -55,11 +55,11 @@ class DevicePool : core::Pinned {
  private:
   const std::shared_ptr<device::Device> device_;
   std::atomic<int> channels_{0};
-  std::mutex mutex_;
-  std::vector<device::DeviceEvent> events_;
-  std::vector<device::DeviceStream> streams_;
-  std::vector<device::HostMemory> host_;
-  std::vector<Run> runs_;
+  core::Mutex mutex_;
+  std::vector<device::DeviceEvent> events_ HYBRIDPS_GUARDED_BY(mutex_);
+  std::vector<device::DeviceStream> streams_ HYBRIDPS_GUARDED_BY(mutex_);
+  std::vector<device::HostMemory> host_ HYBRIDPS_GUARDED_BY(mutex_);
+  std::vector<Run> runs_ HYBRIDPS_GUARDED_BY(mutex_);
 };
 
 }  // namespace hybridps::staging

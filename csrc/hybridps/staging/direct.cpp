@@ -161,7 +161,7 @@ DirectRing::Place DirectRing::take(std::uint64_t bytes, std::uint64_t number) {
   place.data = memory_->run.data + taken.offset;
   for (const std::uint64_t earlier : taken.displaced) place.displaced = std::max(place.displaced, earlier);
   {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     held_.insert(number);
     last_ = number;
   }
@@ -171,13 +171,13 @@ DirectRing::Place DirectRing::take(std::uint64_t bytes, std::uint64_t number) {
 }
 
 void DirectRing::end(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   held_.erase(number);
   publish(held_.empty() ? last_ : *held_.begin() - 1);
 }
 
 void DirectRing::give_up() {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   held_.clear();
   publish(last_);
 }

@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 
+#include "hybridps/core/mutex.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/device/device.h"
@@ -79,14 +79,14 @@ class DirectRing : public std::enable_shared_from_this<DirectRing>, core::Pinned
   DirectRing(std::shared_ptr<Memory> memory, std::shared_ptr<void> lease, std::uint64_t bytes)
       : memory_(std::move(memory)), lease_(std::move(lease)), ring_(bytes) {}
   void end(std::uint64_t number);
-  void publish(std::uint64_t number);  // mutex_ held
+  void publish(std::uint64_t number) HYBRIDPS_REQUIRES(mutex_);
 
   const std::shared_ptr<Memory> memory_;
   const std::shared_ptr<void> lease_;  // from Group::attach_device()
   Ring ring_;
-  std::mutex mutex_;
-  std::set<std::uint64_t> held_;
-  std::uint64_t last_ = 0;
+  core::Mutex mutex_;
+  std::set<std::uint64_t> held_ HYBRIDPS_GUARDED_BY(mutex_);
+  std::uint64_t last_ HYBRIDPS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace hybridps::staging

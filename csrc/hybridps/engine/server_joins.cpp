@@ -81,31 +81,31 @@ bool ServerJoins::any_in(AddressStep step) const {
 
 std::size_t ServerJoins::tick(core::TimePoint now) {
   if (!group_.status.is_ok() || group_.leaving) return 0;
-  if (is_starting_ && now >= start_until_ && phase_ != JoinPhase::kJoining) return end_start();
-  std::size_t work = 0;
-  switch (phase_) {
-    case JoinPhase::kIdle: return is_starting_ ? begin_start() : begin_round(now);
-    case JoinPhase::kAsking:
-      for (PolledAddress& place : places_)
-        if (place.step == AddressStep::kFinding || place.step == AddressStep::kRenewing) work += on_found(place);
-      if (!any_in(AddressStep::kFinding) && !any_in(AddressStep::kRenewing)) open_found();
-      return work;
-    case JoinPhase::kOpening:
-      for (PolledAddress& place : places_)
-        if (place.step == AddressStep::kOpening) work += on_opened(place);
-      if (!any_in(AddressStep::kOpening)) take_in_opened();
-      return work;
-    case JoinPhase::kJoining:
-      if (*joined_) on_joined();
-      return 0;
+  if (is_starting_ && now >= start_until_ && !joined_) return end_start();
+  if (joined_) {
+    if (*joined_) on_joined();
+    return 0;
   }
-  return 0;
+  const auto is_asking = [this] { return any_in(AddressStep::kFinding) || any_in(AddressStep::kRenewing); };
+  std::size_t work = 0;
+  if (is_asking()) {
+    for (PolledAddress& place : places_)
+      if (place.step == AddressStep::kFinding || place.step == AddressStep::kRenewing) work += on_found(place);
+    if (!is_asking()) open_found();
+    return work;
+  }
+  if (any_in(AddressStep::kOpening)) {
+    for (PolledAddress& place : places_)
+      if (place.step == AddressStep::kOpening) work += on_opened(place);
+    if (!any_in(AddressStep::kOpening)) take_in_opened();
+    return work;
+  }
+  return is_starting_ ? begin_start() : begin_round(now);
 }
 
 // --- a round ---------------------------------------------------------------------------------------------------------
 
 std::size_t ServerJoins::begin_start() {
-  phase_ = JoinPhase::kAsking;
   for (PolledAddress& place : places_)
     if (!place.left_out) ask(place, AddressStep::kFinding, {});
   return any_in(AddressStep::kFinding) ? 1 : end_start();
@@ -133,7 +133,6 @@ std::size_t ServerJoins::begin_round(core::TimePoint now) {
       place.next = now + options_.retry;
     }
     if (now < place.next) continue;
-    phase_ = JoinPhase::kAsking;
     ask(place, AddressStep::kFinding, {});
     return 1;
   }
@@ -145,7 +144,7 @@ void ServerJoins::end_round() {
     place.step = AddressStep::kIdle;
     place.newcomers.clear();
   }
-  phase_ = JoinPhase::kIdle;
+  joined_.reset();
 }
 
 // The loop never waits. If no helper thread can start, the address is tried again later.
@@ -276,7 +275,6 @@ void ServerJoins::open_found() {
     const bootstrap::Roster all = with_newcomers();
     request.chunks = chunk_sizes(all, topology_of(all, 0));
   }
-  phase_ = JoinPhase::kOpening;
   const auto body = std::make_shared<const bootstrap::Bytes>(encode(request));
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpening) continue;
@@ -324,7 +322,6 @@ void ServerJoins::take_in_opened() {
     const core::Result<bootstrap::Bytes> bytes = bootstrap::encode(record);
     records.emplace_back(bytes.is_ok() ? std::string(bytes.value().begin(), bytes.value().end()) : std::string());
   }
-  phase_ = JoinPhase::kJoining;
   joined_ = std::make_shared<std::optional<worker::JoinOutcome>>();
   group_.newcomers->take_in(records, [joined = joined_](const worker::JoinOutcome& outcome) { *joined = outcome; });
 }

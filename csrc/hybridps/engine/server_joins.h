@@ -63,6 +63,7 @@ class ServerJoins : core::Pinned {
   std::vector<double> weights_with(const std::vector<bool>& are_there) const;
 
  private:
+  /// A round asks while a place is kFinding or kRenewing, and opens while a place is kOpening.
   enum class AddressStep { kIdle, kFinding, kRenewing, kFound, kOpening, kOpened };
   struct Asking;
   struct PolledAddress {
@@ -116,9 +117,8 @@ class ServerJoins : core::Pinned {
   std::size_t asked_ = 0;      // engines in the last attempt
   std::vector<PolledAddress> places_;
   std::set<core::EngineId> given_up_;
-  enum class JoinPhase { kIdle, kAsking, kOpening, kJoining };
-  JoinPhase phase_ = JoinPhase::kIdle;
-  std::shared_ptr<std::optional<worker::JoinOutcome>> joined_;  // the outcome of the current join; empty: none yet
+  // Null: no server is joining now. Empty: there is no outcome yet.
+  std::shared_ptr<std::optional<worker::JoinOutcome>> joined_;
 };
 
 }  // namespace hybridps::engine

@@ -1,8 +1,9 @@
 """Two builds of hybridps, timed against each other on this machine, block by block in turn.
 
-    python3 benchmarks/paired.py [--nodes A,B] [--what all_reduce,all_gather] [--bytes 64,65536] [--launches 6] [--rounds 60] PYTHON PYTHON
+    python3 benchmarks/paired.py [--nodes A,B] [--what all_reduce,all_gather] [--bytes 64,65536] [--launches 6] [--rounds 60] [--second NAME=VALUE] PYTHON PYTHON
 
-`bytes` are those of the whole: what an all_gather gives, a reduce_scatter takes.
+PYTHON may be the same twice, with `--second` settings for the second alone. Operations above 64 KiB begin with Gaussian values each
+time. `bytes` are those of the whole: what an all_gather gives, a reduce_scatter takes.
 
 Each PYTHON is an interpreter of an environment that has a build. Ranks of both run at the same time; those of one are
 asleep while the other's time a block, and which of them comes first is drawn for every pair of blocks. So both see the
@@ -41,15 +42,19 @@ def rank():
         size, count = map(int, numbers)
         if size not in tensors:
             elements = max(1, size // 4 // world) * world
-            tensors[size] = [torch.ones(n) for n in (elements, elements // world, elements)]
-        whole, part, other = tensors[size]
+            values = [torch.randn(n) if size > 65536 else torch.ones(n) for n in (elements, elements // world)]
+            tensors[size] = [*values, torch.ones(elements), values[0].clone()]
+        whole, part, other, fresh = tensors[size]
         call = calls[what]
-        whole.fill_(1)
+        whole.copy_(fresh)
         for _ in range(max(3, count // 10)):
             call(whole, part, other)
-        whole.fill_(1)
+        whole.copy_(fresh)
         times = []
         for _ in range(count):
+            if size > 65536:
+                whole.copy_(fresh)  # sums of sums grow
+                dist.barrier()
             start = time.perf_counter()
             call(whole, part, other)
             times.append(time.perf_counter() - start)
@@ -57,7 +62,7 @@ def rank():
     dist.destroy_process_group()
 
 
-def start(python, nodes, port):
+def start(python, nodes, port, more):
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(nodes))}
     common |= {"LOCAL_WORLD_SIZE": str(len(nodes)), "HYBRIDPS_INTERFACE": "lo", "OMP_NUM_THREADS": "1"}
     ranks = []
@@ -66,7 +71,7 @@ def start(python, nodes, port):
         ranks.append(
             subprocess.Popen(
                 [python, os.path.abspath(__file__), "--rank"],
-                env=os.environ | common | own,
+                env=os.environ | common | own | more,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -83,7 +88,8 @@ def block(ranks, what, size, count):
 
 
 def launch(arguments, port):
-    builds = [start(python, arguments.nodes, port + i) for i, python in enumerate(arguments.pythons)]
+    more = [{}, dict(pair.split("=", 1) for pair in arguments.second)]
+    builds = [start(python, arguments.nodes, port + i, more[i]) for i, python in enumerate(arguments.pythons)]
     for ranks in builds:
         for one in ranks:
             if one.stdout.readline().strip() != "ready":
@@ -116,6 +122,7 @@ def main():
     parser.add_argument("--nodes", type=lambda text: text.split(","), default=["A", "A"], help="of each rank (A,A)")
     parser.add_argument("--what", type=lambda text: text.split(","), default=["all_reduce"], help="(all_reduce)")
     parser.add_argument("--bytes", type=numbers, default=[64, 65536], help="sizes (64,65536)")
+    parser.add_argument("--second", action="append", default=[], metavar="NAME=VALUE", help="setting of the second")
     parser.add_argument("--launches", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=60, help="pairs of blocks of each launch (60)")
     arguments = parser.parse_args()

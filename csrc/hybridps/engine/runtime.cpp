@@ -406,7 +406,7 @@ std::size_t Runtime::progress() {
   const std::uint64_t began = trace == nullptr || works_since_ns_ != 0 ? 0
                               : slept                                  ? observe::trace_ns()
                                                                        : observe::trace_ns(now_);
-  const core::TimePoint measured = outbox_->measures_paths() ? core::Clock::now() : core::TimePoint{};
+  outbox_->begin_round();
   std::size_t work = 0;
   if (transports_.shm) work += transports_.shm->progress();
   // Control traffic is rare and small. So is network traffic while all groups' members are on this node. Such traffic
@@ -427,7 +427,7 @@ std::size_t Runtime::progress() {
   if (!parted_.empty()) leave_parted();
   if (evidence_.has_reports() || now >= evidence_.next_due() || control_.awaits_answers()) work += weigh_evidence(now);
   if (transports_.control) transports_.control->send_now();  // the next rounds may not poll this transport
-  if (work > 0 && measured != core::TimePoint{}) outbox_->add_busy(core::Clock::now() - measured);
+  outbox_->end_round(work > 0);
   if (trace != nullptr) {
     ask_for_time(now);
     trace_work(began, observe::trace_ns(now), work > 0);

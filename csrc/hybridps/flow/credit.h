@@ -72,6 +72,7 @@ class SendBook {
   void lower(std::int64_t bytes) noexcept {
     outstanding_ -= bytes;
     paid_ -= static_cast<std::uint64_t>(bytes);
+    tuner_.lower(static_cast<std::uint64_t>(bytes));
   }
   /// Gives back the cost of a permit that was not used.
   void unpay(std::int64_t cost) noexcept { give_back(cost); }

@@ -200,7 +200,7 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     return SendResult::kSent;
   }
   const std::size_t size_class = class_of(stream.source->wire_bytes_max(bytes));
-  std::int64_t cost = cost_of(peer, stream, chunk);
+  const std::int64_t cost = cost_of(peer, stream, chunk);
   bool by_all = false;
   if ((marks & kPermitted) == 0) {
     if (pay(peer, cost, stream.urgent)) {
@@ -220,29 +220,24 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     return SendResult::kNoSlot;
   }
   data.packed = payload.packed;
-  if (payload.packed != wire::kNotPacked && ((marks & kByAllowance) != 0 || by_all)) {
-    // What packing saves goes back to the account: permits count bytes on the wire.
-    const auto saved = cost - static_cast<std::int64_t>(std::max(payload.bytes, options_.class_bytes.front()));
-    if (saved > 0 && by_all)
-      peer.book.unpay_whole(saved);
-    else if (saved > 0)
-      peer.book.lower(saved);
-    cost -= std::max<std::int64_t>(saved, 0);
-  }
-
+  // What packing saves goes back to the account: permits count bytes on the wire.
+  const std::int64_t saved =
+      payload.packed == wire::kNotPacked
+          ? 0
+          : std::max<std::int64_t>(
+                0, cost - static_cast<std::int64_t>(std::max(payload.bytes, options_.class_bytes.front())));
   if ((marks & kByAllowance) != 0)
     data.permit = wire::Permit::kAllowance;
   else if (by_all)
     data.permit = wire::Permit::kWholeGrant;
   // A local peer returns no credit for whole grants: `Sent` frees these bytes when the send is done.
   if ((marks & kByAllowance) != 0 || (by_all && !peer.local)) {
-    data.cost = static_cast<std::uint32_t>(cost);
+    data.cost = static_cast<std::uint32_t>(cost - saved);
     data.window = window_of(peer);
   }
   if (!peer.local) ++net_in_use_[size_class];
   const core::Status status = send(payload, when_sent(peer, stream, chunk, payload.bytes,
                                                       {this, alive_, peer.id, size_class, cost, !peer.local, by_all}));
-  measure_path(peer, stream, payload.bytes);
   if (trace_ != nullptr) trace_->make_stale();  // shared memory and UCX may call the kernel
   if (!status.is_ok()) {
     // `done` was dropped without a run.
@@ -253,6 +248,10 @@ Outbox::SendResult Outbox::send_chunk(PeerState& peer, Stream& stream, std::uint
     if (by_all) peer.book.unpay_whole(cost);
     return SendResult::kBroken;
   }
+  measure_path(peer, stream, bytes, payload.bytes);
+  if (saved > 0 && by_all) peer.book.unpay_whole(saved);
+  if (saved > 0 && (marks & kByAllowance) != 0) peer.book.lower(saved);
+  if (saved > 0 && !peer.bulk.turn.empty()) resume(peer);
   if ((marks & kPermitted) != 0) --stream.permits_;
   marks |= kSent;
   ++stream.sent_;
@@ -298,8 +297,7 @@ void Outbox::stop_waiting(Stream& stream) noexcept {
 
 // The stream has a permit for the chunk that lacks a slot, or an "all chunks" grant. So it leaves the queues for
 // permits, and holds up no stream there.
-void Outbox::starve(PeerState& peer, Stream& stream, std::uint32_t chunk) {
-  begin_wait(peer, stream);
+void Outbox::starve(const PeerState& peer, Stream& stream, std::uint32_t chunk) {
   const std::size_t bytes = stream.source->wire_bytes_max(stream.bytes_of(chunk));
   for (const auto hook : {&Stream::turn_, &Stream::whole_, &Stream::unannounced_}) StreamQueue::remove(stream, hook);
   starved_[class_of(bytes) + (peer.local ? options_.class_bytes.size() : 0)].add(stream);
@@ -575,7 +573,7 @@ std::string Outbox::describe() const {
 
 void Outbox::forget(core::EngineId peer) {
   if (const auto found = peers_.find(peer); found != peers_.end()) {
-    paths_waiting_ -= found->second->path.is_waiting() ? 1 : 0;
+    if (found->second->path.is_waiting()) stop_measuring(found->second->path);
     paths_packing_ -= found->second->path.packs() ? 1 : 0;
     peers_.erase(found);
   }

@@ -99,8 +99,8 @@ class Delivery {
   Delivery& operator=(Delivery&& other) noexcept;
   ~Delivery() { reset(); }
 
-  /// The payload of `packed` data (wire::Data::packed), if the payload is sound. Otherwise the payload stays as it is,
-  /// and its size will not be what the plan expects.
+  /// The payload of `packed` data (wire::Data::packed), if the payload is sound. Otherwise the payload stays as it is:
+  /// the receiver then finds a size that is not the plan's, or takes the bytes as elements.
   void set_packed(std::uint8_t packed) noexcept;
 
   const std::byte* data() const noexcept {
@@ -159,9 +159,15 @@ class Outbox : core::Pinned {
   void unpack(const Delivery& payload, std::byte* out);
   Packing& packing() noexcept { return packing_; }
   const Packing& packing() const noexcept { return packing_; }
-  /// Whether a bulk stream waits for a path. Then add_busy() is told how long each round of this thread worked.
-  bool measures_paths() const noexcept { return paths_waiting_ > 0; }
-  void add_busy(core::Duration worked) noexcept { busy_ += worked; }
+  /// A round of this thread begins, and ends; `worked`: there was work. So rounds are known in which streams wait.
+  void begin_round() noexcept {
+    if (paths_waiting_ > 0) measure_round(core::Clock::now());
+  }
+  void end_round(bool worked) noexcept {
+    if (round_began_ == core::TimePoint{}) return;
+    if (worked) busy_ = busy(core::Clock::now());
+    round_began_ = {};
+  }
 
   /// Whether a connection to the peer was opened and has not failed.
   bool is_open(core::EngineId peer) const;
@@ -253,8 +259,15 @@ class Outbox : core::Pinned {
   void wait(PeerState& peer, Stream& stream);
   void begin_wait(PeerState& peer, const Stream& stream);
   void end_wait(PeerState& peer);
-  void measure_path(PeerState& peer, const Stream& stream, std::size_t wire_bytes);
-  void starve(PeerState& peer, Stream& stream, std::uint32_t chunk);
+  void stop_measuring(PathRate& path);
+  void measure_path(PeerState& peer, const Stream& stream, std::size_t bytes, std::size_t wire_bytes);
+  void measure_round(core::TimePoint now) noexcept {
+    if (round_began_ == core::TimePoint{}) round_began_ = now;
+  }
+  core::Duration busy(core::TimePoint now) const noexcept {
+    return busy_ + (round_began_ == core::TimePoint{} ? core::Duration{} : now - round_began_);
+  }
+  void starve(const PeerState& peer, Stream& stream, std::uint32_t chunk);
   static void stop_waiting(Stream& stream) noexcept;
   void announce(PeerState& peer, Stream& stream);
   core::Status transmit(PeerState& peer, wire::Message message, const transport::Buffer& buffer = {},
@@ -281,7 +294,9 @@ class Outbox : core::Pinned {
   std::vector<std::byte> packed_;  // for pack()
   std::size_t paths_waiting_ = 0;
   std::size_t paths_packing_ = 0;
-  core::Duration busy_{};
+  PathRate slow_paths_;            // together
+  core::Duration busy_{};          // this thread's work in rounds in which streams waited
+  core::TimePoint round_began_{};  // of such a round
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -42,28 +42,34 @@ void Delivery::reset() noexcept {
     outbox->consumed(source_, cost_, permit_);
 }
 
-// Urgent streams say nothing of the path, and local peers have none.
+// Urgent streams say nothing of the path, and local peers have none. A stream without a slot does not count as waiting:
+// other peers may hold the slots.
 void Outbox::begin_wait(PeerState& peer, const Stream& stream) {
   if (stream.urgent || peer.local || peer.path.is_waiting()) return;
-  peer.path.begin_wait(core::Clock::now(), busy_);
-  ++paths_waiting_;
+  measure_round(core::Clock::now());
+  peer.path.begin_wait();
+  if (paths_waiting_++ == 0) slow_paths_.begin_wait();
 }
 
 void Outbox::end_wait(PeerState& peer) {
   if (!peer.path.is_waiting() || !peer.bulk.turn.empty()) return;
-  peer.path.end_wait(core::Clock::now(), busy_);
-  --paths_waiting_;
+  stop_measuring(peer.path);
 }
 
-void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t wire_bytes) {
-  if (stream.urgent || !peer.path.is_waiting() || !peer.path.add(wire_bytes, core::Clock::now(), busy_)) return;
-  const double limit = packing_.rate_limit();
-  double together = 0.0;
-  for (const auto& [id, other] : peers_)
-    if (const double rate = other->path.rate(); rate <= limit) together += rate;
-  packing_.decide(peer.path, together);
-  paths_packing_ = 0;
-  for (const auto& [id, other] : peers_) paths_packing_ += other->path.packs() ? 1 : 0;
+void Outbox::stop_measuring(PathRate& path) {
+  const core::TimePoint now = core::Clock::now();
+  path.end_wait(now, busy(now));
+  if (--paths_waiting_ == 0) slow_paths_.end_wait(now, busy(now));
+}
+
+void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t bytes, std::size_t wire_bytes) {
+  if (stream.urgent || peer.local || bytes == 0) return;
+  PathRate& path = peer.path;
+  const bool packed_before = path.packs();
+  const core::TimePoint now = path.is_waiting() ? core::Clock::now() : core::TimePoint{};
+  if (path.is_waiting() && path.rate() <= packing_.rate_limit()) slow_paths_.add(bytes, wire_bytes, now, busy(now));
+  if (path.add(bytes, wire_bytes, now, busy(now))) packing_.decide(path, slow_paths_.rate());
+  if (path.packs() != packed_before) paths_packing_ += path.packs() ? 1 : ~std::size_t{0};
 }
 
 bool Outbox::packs(const Stream& stream, std::size_t bytes) {
@@ -71,16 +77,20 @@ bool Outbox::packs(const Stream& stream, std::size_t bytes) {
       bytes % core::size_of(stream.dtype) != 0)
     return false;
   const PeerState& peer = state_of(stream.peer);
-  return !peer.local && (stream.may_pack == MayPack::kAlways || peer.path.packs());
+  if (peer.local) return false;
+  constexpr std::size_t kWorthTheTime = 4096;
+  return stream.may_pack == MayPack::kAlways || (peer.path.packs() && !stream.urgent && bytes >= kWorthTheTime);
 }
 
 Payload Outbox::pack(const Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer) {
   Payload payload{std::move(buffer), bytes};
   const compress::Exact& exact = *compress::Exact::of(stream.dtype);
   const core::TimePoint began = core::Clock::now();
+  bool encoded = false;
   if (exact.estimate(elements, bytes) <= Packing::kWorth) {
     const std::size_t room = wire::kPackedFrontBytes + exact.bytes_max(bytes);
     if (packed_.size() < room) packed_.resize(room);
+    encoded = true;
     const std::size_t wire_bytes =
         wire::kPackedFrontBytes + exact.encode(elements, bytes, packed_.data() + wire::kPackedFrontBytes);
     if (static_cast<double>(wire_bytes) <= Packing::kWorth * static_cast<double>(bytes)) {
@@ -93,7 +103,7 @@ Payload Outbox::pack(const Stream& stream, const std::byte* elements, std::size_
       return payload;
     }
   }
-  packing_.note_refused(core::Clock::now() - began);
+  packing_.note_refused(core::Clock::now() - began, encoded);
   std::memcpy(payload.buffer.data(), elements, bytes);
   return payload;
 }

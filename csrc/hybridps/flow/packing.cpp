@@ -1,21 +1,53 @@
 #include "hybridps/flow/packing.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "hybridps/compress/exact.h"
 
 namespace hybridps::flow {
 namespace {
 
-// Seconds for a byte before the first chunk: slower than any machine that this runs on.
-constexpr double kFirstGuess = 1e-9;
 constexpr double kRatioStep = 1.0 / 16;
+
+/// Seconds for a byte, each way, of values like gradients in this process.
+struct CodecSpeed {
+  double packing = 0.0;
+  double unpacking = 0.0;
+};
+
+CodecSpeed measure() {
+  constexpr std::size_t kElements = 16384;
+  constexpr int kTurns = 4;  // the least counts
+  const compress::Exact& exact = *compress::Exact::of(core::DType::kFloat32);
+  std::vector<std::uint32_t> values(kElements);
+  std::uint64_t random = 0x9e3779b97f4a7c15ULL;
+  for (std::uint32_t& bits : values) {
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+    const auto high = static_cast<std::uint32_t>(random >> 32);
+    bits = (high & 0x807fffffU) | (118U + (high >> 23) % 8U) << 23;
+  }
+  constexpr std::size_t kBytes = kElements * sizeof(std::uint32_t);
+  std::vector<std::byte> packed(exact.bytes_max(kBytes));
+  CodecSpeed least{1.0, 1.0};
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const core::TimePoint began = core::Clock::now();
+    exact.encode(reinterpret_cast<const std::byte*>(values.data()), kBytes, packed.data());
+    const core::TimePoint middle = core::Clock::now();
+    exact.expand(packed.data(), 0, kElements, reinterpret_cast<std::byte*>(values.data()));
+    const core::TimePoint end = core::Clock::now();
+    least.packing = std::min(least.packing, core::to_seconds(middle - began) / kBytes);
+    least.unpacking = std::min(least.unpacking, core::to_seconds(end - middle) / kBytes);
+  }
+  return least;
+}
 
 }  // namespace
 
-void PathRate::begin_wait(core::TimePoint now, core::Duration busy) noexcept {
-  if (waiting_) return;
+void PathRate::begin_wait() noexcept {
   waiting_ = true;
-  since_ = now;
-  busy_since_ = busy;
+  moves_ = false;
 }
 
 void PathRate::take(core::TimePoint now, core::Duration busy) noexcept {
@@ -26,25 +58,58 @@ void PathRate::take(core::TimePoint now, core::Duration busy) noexcept {
 }
 
 void PathRate::end_wait(core::TimePoint now, core::Duration busy) noexcept {
-  if (!waiting_) return;
-  take(now, busy);
+  if (waiting_ && moves_) take(now, busy);
   waiting_ = false;
 }
 
-bool PathRate::add(std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
-  if (!waiting_) return false;
-  bytes_ += wire_bytes;
-  if (bytes_ < kSampleBytes) return false;
+bool PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
+  if (!waiting_) {
+    if ((unwaited_ += wire_bytes) > kForgetBytes) set(PathState::kUnknown);
+    return false;
+  }
+  unwaited_ = 0;
+  if (!moves_) {
+    moves_ = true;
+    since_ = now;
+    busy_since_ = busy;
+    return false;
+  }
+  bytes_ += bytes;
+  wire_bytes_ += wire_bytes;
+  if (wire_bytes_ < kSampleBytes) return false;
   take(now, busy);
   const double seconds = std::max(core::to_seconds(time_), 1e-9);
-  rates_[samples_++ % kSamples] = static_cast<double>(bytes_) / seconds;
+  rates_[samples_++ % kSamples] = static_cast<double>(wire_bytes_) / seconds;
   busy_part_ = core::to_seconds(busy_) / seconds;
-  bytes_ = 0;
+  if (packs()) {
+    best_packed_ = std::max(best_packed_, static_cast<double>(bytes_) / seconds);
+    ++samples_packed_;
+  } else if (rest_ > 0) {
+    --rest_;
+  }
+  bytes_ = wire_bytes_ = 0;
   time_ = busy_ = {};
   return true;
 }
 
 double PathRate::rate() const noexcept { return *std::max_element(rates_.begin(), rates_.end()); }
+
+void PathRate::set(PathState state) noexcept {
+  if (state == PathState::kPacks && !packs()) {
+    rate_before_ = rate();
+    best_packed_ = 0.0;
+    samples_packed_ = 0;
+  }
+  state_ = state;
+}
+
+bool PathRate::rests() noexcept {
+  if (packs() && samples_packed_ == kSamples && best_packed_ < kGain * rate_before_) {
+    rest_ = next_rest_;
+    next_rest_ *= 2;
+  }
+  return rest_ > 0;
+}
 
 void Packing::Least::add(std::size_t bytes, core::Duration took) noexcept {
   if (bytes > 0) seconds[count++ % kChunks] = std::max(core::to_seconds(took), 1e-9) / static_cast<double>(bytes);
@@ -65,8 +130,9 @@ void Packing::note_packed(std::size_t bytes, std::size_t wire_bytes, core::Durat
   ratio_ += (static_cast<double>(wire_bytes) / static_cast<double>(bytes) - ratio_) * kRatioStep;
 }
 
-void Packing::note_refused(core::Duration took) noexcept {
+void Packing::note_refused(core::Duration took, bool encoded) noexcept {
   ++counts_.refused;
+  if (encoded) ratio_ += (1.0 - ratio_) * kRatioStep;
   counts_.packing += took;
 }
 
@@ -76,8 +142,8 @@ void Packing::note_unpacked(std::size_t bytes, core::Duration took) noexcept {
 }
 
 double Packing::rate_limit() const noexcept {
-  const double cost = packing_.value(kFirstGuess);
-  return kCostPart * ratio_ / (cost + unpacking_.value(cost));
+  static const CodecSpeed first = measure();
+  return kCostPart * ratio_ / (packing_.value(first.packing) + unpacking_.value(first.unpacking));
 }
 
 void Packing::decide(PathRate& path, double together) const noexcept {
@@ -87,7 +153,7 @@ void Packing::decide(PathRate& path, double together) const noexcept {
   else if (path.busy() > (path.packs() ? kBusyToEnd : kBusyToBegin))
     path.set(PathState::kBusy);
   else
-    path.set(PathState::kPacks);
+    path.set(path.rests() ? PathState::kNoGain : PathState::kPacks);
 }
 
 const char* text_of(PathState state) noexcept {
@@ -96,6 +162,7 @@ const char* text_of(PathState state) noexcept {
     case PathState::kPacks: return "on";
     case PathState::kFast: return "off: the path is faster";
     case PathState::kBusy: return "off: the cores are busy";
+    case PathState::kNoGain: return "off: it did not make the path faster";
   }
   return "";
 }

@@ -1,11 +1,12 @@
 // hybridps/flow/packing.h: whether bulk chunks to a peer go packed (compress/exact.h), from what is measured anyway.
 //
 // Model    Packing saves bytes and costs core time, here and at the peer. It pays if the path to the peer is the limit.
-//          PathRate measures what a path carries: the bytes sent while a stream waited for a permit or a slot, by the
-//          time of such waits. Packing packs where three things are true: the bytes of the chunk shrink (a few blocks
-//          of the chunk tell, compress::Exact::estimate()); the codec needs at most kCostPart of the time that the
-//          packed bytes need on the path; and this thread was idle for enough of the waits. If the thread was busy, the
-//          cores are the limit, and the path may only look slow.
+//          PathRate measures what a path carries while streams wait for permits. Packing packs where all of this is
+//          true: the codec needs at most kCostPart of the time that the packed bytes need on the path; all slow paths
+//          together leave as much time; and this thread was idle for enough of the waits. If the thread was busy, the
+//          cores are the limit, and the path may only look slow. Each chunk must shrink, too: a few of its blocks tell
+//          (compress::Exact::estimate()). After kSamples samples with packing, the path must have carried more elements
+//          than without: if it has not, something else is the limit (a busy peer), and packing rests.
 // Ranks    each engine chooses for its own chunks. The receiver sees in each message whether the payload is packed.
 // Threads  plain values without a clock; the engine's progress thread.
 #pragma once
@@ -20,49 +21,66 @@ namespace hybridps::flow {
 
 /// Whether bulk on the path goes packed, and why not.
 enum class PathState : std::uint8_t {
-  kUnknown,  // no sample yet, or a peer on this node
+  kUnknown,  // no sample yet, or none for a while
   kPacks,
-  kFast,  // the path is faster than packing
-  kBusy,  // the cores are the limit
+  kFast,    // the path is faster than packing
+  kBusy,    // the cores are the limit
+  kNoGain,  // packing did not make it faster
 };
 
-/// What the path to one peer carries.
+/// What the path to one peer carries, or several paths together.
 class PathRate {
  public:
   /// Bytes of one sample: more than what a shaped link lets pass at once after a pause.
   static constexpr std::uint64_t kSampleBytes = 1 << 20;
   /// rate() is the highest of so many samples: a low one may have waited for the peer instead of the path.
   static constexpr std::size_t kSamples = 16;
+  /// After so many bytes without a wait, the path is not the limit any more.
+  static constexpr std::uint64_t kForgetBytes = 4 << 20;
 
-  /// A stream begins to wait. `busy`: the time that this thread has worked since the beginning.
-  void begin_wait(core::TimePoint now, core::Duration busy) noexcept;
-  /// No stream waits any more.
+  /// A stream begins to wait. The time until the first chunk leaves does not count: the peer may wait for others.
+  void begin_wait() noexcept;
+  /// No stream waits any more. `busy`: the time that this thread has worked since the beginning.
   void end_wait(core::TimePoint now, core::Duration busy) noexcept;
   bool is_waiting() const noexcept { return waiting_; }
-  /// Counts a chunk of bulk that was sent. True: there is a new sample.
-  bool add(std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept;
+  /// Counts a chunk of bulk that was sent: the size of its elements, and on the wire. True: there is a new sample.
+  bool add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept;
 
-  /// Bytes a second; 0: not known yet.
+  /// Bytes a second on the wire; 0: not known yet.
   double rate() const noexcept;
   /// The part of the waits in which this thread worked, in the last sample.
   double busy() const noexcept { return busy_part_; }
   PathState state() const noexcept { return state_; }
   bool packs() const noexcept { return state_ == PathState::kPacks; }
-  void set(PathState state) noexcept { state_ = state; }
 
  private:
+  friend class Packing;
+  static constexpr std::size_t kRest = 64;
+  static constexpr double kGain = 1.02;
+
   void take(core::TimePoint now, core::Duration busy) noexcept;
+  void set(PathState state) noexcept;
+  /// Whether packing has been tried without success, lately.
+  bool rests() noexcept;
 
   PathState state_ = PathState::kUnknown;
   bool waiting_ = false;
+  bool moves_ = false;  // a chunk has left since the wait began
   core::TimePoint since_{};
   core::Duration busy_since_{};
-  std::uint64_t bytes_ = 0;  // of the sample
+  std::uint64_t unwaited_ = 0;  // bytes without a wait
+  std::uint64_t bytes_ = 0;     // of the sample, as are the next three
+  std::uint64_t wire_bytes_ = 0;
   core::Duration time_{};
   core::Duration busy_{};
   double busy_part_ = 0.0;
   std::array<double, kSamples> rates_{};
   std::size_t samples_ = 0;
+  double rate_before_ = 0.0;        // before packing began
+  double best_packed_ = 0.0;        // bytes of elements a second, since then
+  std::size_t samples_packed_ = 0;  // since then
+  std::size_t rest_ = 0;            // samples that are left of a rest
+  std::size_t next_rest_ = kRest;
 };
 
 /// "on", or why not.
@@ -89,14 +107,15 @@ class Packing {
   static constexpr double kBusyToEnd = 0.85;
 
   void note_packed(std::size_t bytes, std::size_t wire_bytes, core::Duration took) noexcept;
-  void note_refused(core::Duration took) noexcept;
+  /// `encoded`: the whole chunk was encoded before it was refused.
+  void note_refused(core::Duration took, bool encoded) noexcept;
   /// Also for payloads that are added while they are expanded.
   void note_unpacked(std::size_t bytes, core::Duration took) noexcept;
   const PackingCounts& counts() const noexcept { return counts_; }
 
-  /// The highest rate of paths, in bytes a second, at which packing pays.
+  /// The highest rate of paths, in bytes a second, at which packing pays. The first call measures the codec.
   double rate_limit() const noexcept;
-  /// Decides for `path`, after a new sample. `together`: the rates of all paths below rate_limit(), added.
+  /// Decides for `path`, after a new sample. `together`: the rate of all slow paths together.
   void decide(PathRate& path, double together) const noexcept;
 
  private:

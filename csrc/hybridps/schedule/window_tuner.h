@@ -49,6 +49,8 @@ class WindowTuner {
     mark_ = total - std::min<std::uint64_t>(total, static_cast<std::uint64_t>(window_ / 4));
     since_ = now;
   }
+  /// Of what has left, so many bytes will not come back: they were not sent.
+  void lower(std::uint64_t bytes) noexcept { mark_ -= std::min(mark_, bytes); }
   /// Credit came: `total` bytes are back since the beginning. True if the window has changed.
   bool on_returned(std::uint64_t total, Duration now) noexcept {
     if (!measuring_ || total < mark_) return false;

@@ -34,8 +34,8 @@ flow::Payload ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, 
   made_.resize(stream.chunks);
   Made& made = made_[chunk];
   // The path to another receiver may want the other form, unless the result can be made only once.
-  const bool serves = keep_ == Keep::kUntilAllSent || (made.packed != wire::kNotPacked) == outbox_.packs(stream, bytes);
-  if (serves)
+  const bool asks = outbox_.packs(stream, bytes);
+  if (keep_ == Keep::kUntilAllSent || made.asked == asks)
     if (transport::Buffer buffer = outbox_.pool().revive(made.slot, made.life))
       return {std::move(buffer), made.bytes, made.packed};
   flow::Payload payload;
@@ -49,6 +49,7 @@ flow::Payload ResultStreams::payload(flow::Stream& stream, std::uint32_t chunk, 
   made.life = payload.buffer.life();
   made.bytes = payload.bytes;
   made.packed = payload.packed;
+  made.asked = asks;
   if (keep_ == Keep::kUntilAllSent && made.aside.empty()) {
     made.kept = payload.buffer;
     ++kept_;

@@ -60,6 +60,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
     std::uint64_t life = 0;
     std::size_t bytes = 0;
     std::uint8_t packed = wire::kNotPacked;
+    bool asked = false;  // for a packed form, which may have been refused
     transport::Buffer kept;
     std::vector<std::byte> aside;
     std::size_t sent = 0;  // streams that have sent the chunk

@@ -2,8 +2,9 @@
 //
 // Grammar (little-endian, kHeaderBytes in all):
 //   header   := envelope body zeros
-//   envelope := magic:u32 version:u8 type:u8 priority:i8 packed:u8 source:u64 uid:u128 sender_rank:u32
-//   payload_bytes:u32 body     := the fields of the type's struct below, without gaps, in the order of layout()
+//   envelope := magic:u32 version:u8 type:u8 priority:i8 packed:u8 source:u64 uid:u128
+//               sender_rank:u32 payload_bytes:u32
+//   body     := the fields of the type's struct below, without gaps, in the order of layout()
 // Threads  pure functions.
 // Errors   decode() checks everything that can be checked without knowing the group: it never trusts a peer's bytes.
 #pragma once

@@ -25,8 +25,10 @@ Results::Results(const SpanView& span, ResultMemory& memory)
     streams.add(std::move(stream));
   };
   // Where nothing goes packed now, one buffer serves other nodes and this node's ranks.
+  const bool shares = plan.rail == schedule::kNoRail && topology.ranks_of(my_node).size() > 1;
   if ((plan.owner == me && span.codec() != nullptr) ||
-      (span.may_pack() && !memory.is_lent() && span.worker.outbox().packs_anywhere(span.run.group.info.may_pack)))
+      (span.may_pack() && !memory.is_lent() &&
+       (!shares || span.worker.outbox().packs_anywhere(span.run.group.info.may_pack))))
     net_.emplace(span, memory);
   const auto to_locals = [&] {
     if (plan.rail != schedule::kNoRail) return;

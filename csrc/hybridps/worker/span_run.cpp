@@ -61,6 +61,8 @@ void SpanRun::copy_own() {
 bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
   const std::size_t bytes = span_.bytes_of(id.number);
   const compress::Codec* const codec = id.stage == wire::Stage::kResult && id.attempt == 0 ? span_.codec() : nullptr;
+  // Coded memory takes the codec's bytes alone.
+  if (span_.run.operation.coded && bytes > 0 && (codec == nullptr || payload.format() != nullptr)) return false;
   return codec == nullptr || bytes == 0
              ? payload.bytes() == bytes
              : payload.format() == nullptr && codec->fits(payload.data(), payload.bytes(), bytes);

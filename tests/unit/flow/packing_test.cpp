@@ -18,15 +18,19 @@ constexpr std::size_t kChunk = 64 << 10;
 
 /// A path that was full all the time: a sample or more at `rate` bytes a second, with this thread busy for a part of
 /// it.
-void fill(PathRate& path, const Packing& packing, double rate, double busy_part, int samples = 1) {
+/// `gain`: elements for a byte on the wire while packing is on.
+void fill(PathRate& path, const Packing& packing, double rate, double busy_part, int samples = 1,
+          double gain = 4.0 / 3) {
   static core::TimePoint now = core::TimePoint(1h);
   static core::Duration busy{};
-  path.begin_wait(now, busy);
+  path.begin_wait();
   for (int made = 0; made < samples;) {
     const auto took = core::from_seconds(static_cast<double>(kChunk) / rate);
     now += took;
     busy += std::chrono::duration_cast<core::Duration>(took * busy_part);
-    if (!path.add(kChunk, now, busy)) continue;
+    const bool packs = path.packs();
+    const auto elements = static_cast<std::size_t>(static_cast<double>(kChunk) * (packs ? gain : 1.0));
+    if (!path.add(elements, kChunk, now, busy)) continue;
     packing.decide(path, path.rate());
     ++made;
   }
@@ -93,20 +97,64 @@ TEST_CASE("flow/packing: slow paths share the codec", "[flow][fast]") {
   CHECK(path.state() == PathState::kFast);
 }
 
-TEST_CASE("flow/packing: time without waits does not count", "[flow][fast]") {
+TEST_CASE("flow/packing: only time in which bytes leave while streams wait counts", "[flow][fast]") {
+  constexpr std::size_t kHalf = PathRate::kSampleBytes / 2;
   PathRate path;
   core::TimePoint now = core::TimePoint(1h);
-  CHECK_FALSE(path.add(10 * PathRate::kSampleBytes, now, {}));  // nobody waited: says nothing of the path
-  path.begin_wait(now, {});
+  CHECK_FALSE(path.add(kHalf, kHalf, now, {}));  // nobody waits: says nothing of the path
+  path.begin_wait();
+  now += 10s;  // the peer waits for others, and sends no credit
+  CHECK_FALSE(path.add(kHalf, kHalf, now, 5s));
   now += 5ms;
-  CHECK_FALSE(path.add(PathRate::kSampleBytes / 2, now, 1ms));
-  path.end_wait(now, 1ms);
+  CHECK_FALSE(path.add(kHalf, kHalf, now, 5s + 1ms));
+  path.end_wait(now, 5s + 1ms);
   now += 10s;
-  path.begin_wait(now, 5s);
+  path.begin_wait();
+  CHECK_FALSE(path.add(1, 1, now, 8s));
   now += 5ms;
-  CHECK(path.add(PathRate::kSampleBytes / 2, now, 5s + 1ms));
+  CHECK(path.add(kHalf, kHalf, now, 8s + 1ms));
   CHECK(path.rate() == Approx(static_cast<double>(PathRate::kSampleBytes) / 10e-3));
   CHECK(path.busy() == Approx(0.2));
+}
+
+TEST_CASE("flow/packing: packing that does not make a path faster rests, for longer each time", "[flow][fast]") {
+  const Packing packing = codec();
+  PathRate path;
+  fill(path, packing, 60e6, 0.05);
+  REQUIRE(path.packs());
+  fill(path, packing, 45e6, 0.05, PathRate::kSamples - 1, 1.3);  // a busy peer: as many elements as before
+  CHECK(path.packs());
+  fill(path, packing, 45e6, 0.05, 1, 1.3);
+  CHECK(path.state() == PathState::kNoGain);
+  int rest = 0;
+  for (; !path.packs() && rest < 1000; ++rest) fill(path, packing, 60e6, 0.05);
+  CHECK(rest == 64);
+  fill(path, packing, 45e6, 0.05, PathRate::kSamples, 1.3);
+  rest = 0;
+  for (; !path.packs() && rest < 1000; ++rest) fill(path, packing, 60e6, 0.05);
+  CHECK(rest == 128);
+  fill(path, packing, 60e6, 0.05, 10 * PathRate::kSamples, 1.3);
+  CHECK(path.packs());
+}
+
+TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fast]") {
+  const Packing packing = codec();
+  PathRate path;
+  fill(path, packing, 60e6, 0.05);
+  REQUIRE(path.packs());
+  for (std::uint64_t bytes = 0; bytes <= PathRate::kForgetBytes; bytes += kChunk) {
+    CHECK(path.packs());
+    path.add(kChunk, kChunk, {}, {});
+  }
+  CHECK(path.state() == PathState::kUnknown);
+}
+
+TEST_CASE("flow/packing: the codec is measured before the first chunk", "[flow][fast]") {
+  const Packing packing;
+  CHECK(packing.rate_limit() > 1e6);
+  PathRate path;
+  fill(path, packing, packing.rate_limit() / 2, 0.05);
+  CHECK(path.packs());
 }
 
 TEST_CASE("flow/packing: a preempted chunk does not make the codec look slow", "[flow][fast]") {

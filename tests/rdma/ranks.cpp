@@ -112,7 +112,11 @@ class Rank {
   }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  engine::EngineStats stats() const { return engine_->stats(); }
+  std::uint64_t counted(std::string_view metric) const {
+    for (const observe::Sample& sample : engine_->stats())
+      if (sample.name == metric) return static_cast<std::uint64_t>(sample.value);
+    return 0;
+  }
 
   core::Status try_run(worker::Operation operation) {
     operation.timeout = kPatience;
@@ -306,9 +310,8 @@ int run(const std::string& what, int rank, int size, const std::string& folder) 
     collectives(me);
   else
     sums(me);
-  const engine::EngineStats stats = me.stats();
-  std::printf("SENT %" PRIu64 " %" PRIu64 "\nDONE %.3f\n", stats.net_tx_payload_bytes, stats.shm_tx_payload_bytes,
-              now());
+  std::printf("SENT %" PRIu64 " %" PRIu64 "\nDONE %.3f\n", me.counted("net_tx_payload_bytes"),
+              me.counted("shm_tx_payload_bytes"), now());
   return 0;
 }
 

@@ -164,8 +164,7 @@ std::vector<observe::Sample> StatusDesk::samples() {
   if (status.is_ok()) samples = std::move(*found);  // otherwise the loop may still write *found
   samples.push_back({"net_limit_bytes_per_second", {}, about_.limit_bytes_per_second});
   for (const observe::Metric& metric : observe::metrics())
-    if (metric.counter)
-      samples.push_back({metric.name, {}, static_cast<double>(runtime_.counters()[*metric.counter])});
+    if (metric.counter) samples.push_back({metric.name, {}, static_cast<double>(runtime_.counters()[*metric.counter])});
   return samples;
 }
 

@@ -81,7 +81,7 @@ bool PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint no
   const double seconds = std::max(core::to_seconds(time_), 1e-9);
   rates_[samples_++ % kSamples] = static_cast<double>(wire_bytes_) / seconds;
   busy_part_ = core::to_seconds(busy_) / seconds;
-  if (packs()) {
+  if (packs() && static_cast<double>(wire_bytes_) <= kPacked * static_cast<double>(bytes_)) {
     best_packed_ = std::max(best_packed_, static_cast<double>(bytes_) / seconds);
     ++samples_packed_;
   } else if (rest_ > 0) {

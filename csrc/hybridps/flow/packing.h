@@ -57,6 +57,7 @@ class PathRate {
   friend class Packing;
   static constexpr std::size_t kRest = 64;
   static constexpr double kGain = 1.02;
+  static constexpr double kPacked = 0.97;  // a sample with more bytes for its elements says nothing of packing
 
   void take(core::TimePoint now, core::Duration busy) noexcept;
   void set(PathState state) noexcept;

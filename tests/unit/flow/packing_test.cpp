@@ -137,6 +137,14 @@ TEST_CASE("flow/packing: packing that does not make a path faster rests, for lon
   CHECK(path.packs());
 }
 
+TEST_CASE("flow/packing: what does not go packed says nothing of packing", "[flow][fast]") {
+  const Packing packing = codec();
+  PathRate path;
+  fill(path, packing, 60e6, 0.05);
+  fill(path, packing, 60e6, 0.05, 10 * PathRate::kSamples, 1.0);  // of a group that packs nothing, or of whole numbers
+  CHECK(path.packs());
+}
+
 TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fast]") {
   const Packing packing = codec();
   PathRate path;

@@ -36,6 +36,7 @@
 
 #include "hybridps/compress/exact.h"
 #include "hybridps/core/clock.h"
+#include "hybridps/core/idle_cpus.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/one_thread.h"
 #include "hybridps/core/pinned.h"
@@ -294,6 +295,7 @@ class Outbox : core::Pinned {
   std::vector<std::byte> packed_;  // for pack()
   std::size_t paths_waiting_ = 0;
   std::size_t paths_packing_ = 0;
+  core::IdleCpus idle_cpus_;
   PathRate slow_paths_;            // together
   core::Duration busy_{};          // this thread's work in rounds in which streams waited
   core::TimePoint round_began_{};  // of such a round

@@ -68,7 +68,7 @@ void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t byt
   const bool packed_before = path.packs();
   const core::TimePoint now = path.is_waiting() ? core::Clock::now() : core::TimePoint{};
   if (path.is_waiting() && path.rate() <= packing_.rate_limit()) slow_paths_.add(bytes, wire_bytes, now, busy(now));
-  if (path.add(bytes, wire_bytes, now, busy(now))) packing_.decide(path, slow_paths_.rate());
+  if (path.add(bytes, wire_bytes, now, busy(now))) packing_.decide(path, slow_paths_.rate(), idle_cpus_.part(now));
   if (path.packs() != packed_before) paths_packing_ += path.packs() ? 1 : ~std::size_t{0};
 }
 

@@ -146,11 +146,12 @@ double Packing::rate_limit() const noexcept {
   return kCostPart * ratio_ / (packing_.value(first.packing) + unpacking_.value(first.unpacking));
 }
 
-void Packing::decide(PathRate& path, double together) const noexcept {
+void Packing::decide(PathRate& path, double together, std::optional<double> idle) const noexcept {
   const double limit = rate_limit();
   if (path.rate() > limit || together > limit)
     path.set(PathState::kFast);
-  else if (path.busy() > (path.packs() ? kBusyToEnd : kBusyToBegin))
+  else if (path.busy() > (path.packs() ? kBusyToEnd : kBusyToBegin) ||
+           idle.value_or(0.0) < (path.packs() ? kIdleToEnd : kIdleToBegin))
     path.set(PathState::kBusy);
   else
     path.set(path.rests() ? PathState::kNoGain : PathState::kPacks);

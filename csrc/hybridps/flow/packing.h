@@ -3,10 +3,10 @@
 // Model    Packing saves bytes and costs core time, here and at the peer. It pays if the path to the peer is the limit.
 //          PathRate measures what a path carries while streams wait for permits. Packing packs where all of this is
 //          true: the codec needs at most kCostPart of the time that the packed bytes need on the path; all slow paths
-//          together leave as much time; and this thread was idle for enough of the waits. If the thread was busy, the
-//          cores are the limit, and the path may only look slow. Each chunk must shrink, too: a few of its blocks tell
-//          (compress::Exact::estimate()). After kSamples samples with packing, the path must have carried more elements
-//          than without: if it has not, something else is the limit (a busy peer), and packing rests.
+//          together leave as much time; and this thread and the CPUs were idle for enough of the time. If they were
+//          busy, the cores are the limit, and the path may only look slow. Each chunk must shrink, too: a few of its
+//          blocks tell (compress::Exact::estimate()). After kSamples samples with packing, the path must have carried
+//          more elements than without: if it has not, something else is the limit (a busy peer), and packing rests.
 // Ranks    each engine chooses for its own chunks. The receiver sees in each message whether the payload is packed.
 // Threads  plain values without a clock; the engine's progress thread.
 #pragma once
@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "hybridps/core/clock.h"
 
@@ -106,6 +107,9 @@ class Packing {
   /// This thread's work in the time of waits. Packing begins below the first and ends above the second.
   static constexpr double kBusyToBegin = 0.4;
   static constexpr double kBusyToEnd = 0.85;
+  /// The idle part of the CPUs. Packing begins above the first and ends below the second.
+  static constexpr double kIdleToBegin = 0.25;
+  static constexpr double kIdleToEnd = 0.1;
 
   void note_packed(std::size_t bytes, std::size_t wire_bytes, core::Duration took) noexcept;
   /// `encoded`: the whole chunk was encoded before it was refused.
@@ -116,8 +120,9 @@ class Packing {
 
   /// The highest rate of paths, in bytes a second, at which packing pays. The first call measures the codec.
   double rate_limit() const noexcept;
-  /// Decides for `path`, after a new sample. `together`: the rate of all slow paths together.
-  void decide(PathRate& path, double together) const noexcept;
+  /// Decides for `path`, after a new sample. `together`: the rate of all slow paths together. `idle`: the idle part of
+  /// this process's CPUs (core/idle_cpus.h); no value: not known yet.
+  void decide(PathRate& path, double together, std::optional<double> idle) const noexcept;
 
  private:
   /// The least time for a byte among the last chunks: a preempted thread must not make the codec look slow.

@@ -19,8 +19,8 @@ constexpr std::size_t kChunk = 64 << 10;
 /// A path that was full all the time: a sample or more at `rate` bytes a second, with this thread busy for a part of
 /// it.
 /// `gain`: elements for a byte on the wire while packing is on.
-void fill(PathRate& path, const Packing& packing, double rate, double busy_part, int samples = 1,
-          double gain = 4.0 / 3) {
+void fill(PathRate& path, const Packing& packing, double rate, double busy_part, int samples = 1, double gain = 4.0 / 3,
+          std::optional<double> idle = 0.5) {
   static core::TimePoint now = core::TimePoint(1h);
   static core::Duration busy{};
   path.begin_wait();
@@ -31,7 +31,7 @@ void fill(PathRate& path, const Packing& packing, double rate, double busy_part,
     const bool packs = path.packs();
     const auto elements = static_cast<std::size_t>(static_cast<double>(kChunk) * (packs ? gain : 1.0));
     if (!path.add(elements, kChunk, now, busy)) continue;
-    packing.decide(path, path.rate());
+    packing.decide(path, path.rate(), idle);
     ++made;
   }
   path.end_wait(now, busy);
@@ -87,13 +87,29 @@ TEST_CASE("flow/packing: nothing goes packed while this thread is busy, with hys
   CHECK(path.state() == PathState::kBusy);
 }
 
+TEST_CASE("flow/packing: nothing goes packed while all CPUs are busy, or before that is known", "[flow][fast]") {
+  const Packing packing = codec();
+  PathRate path;
+  const auto take = [&](std::optional<double> idle) { fill(path, packing, 60e6, 0.05, 1, 4.0 / 3, idle); };
+  take({});
+  CHECK(path.state() == PathState::kBusy);
+  take(0.2);
+  CHECK(path.state() == PathState::kBusy);
+  take(0.3);
+  CHECK(path.packs());
+  take(0.15);
+  CHECK(path.packs());
+  take(0.05);
+  CHECK(path.state() == PathState::kBusy);
+}
+
 TEST_CASE("flow/packing: slow paths share the codec", "[flow][fast]") {
   const Packing packing = codec();
   PathRate path;
   fill(path, packing, 60e6, 0.05);
-  packing.decide(path, 0.9 * packing.rate_limit());
+  packing.decide(path, 0.9 * packing.rate_limit(), 0.5);
   CHECK(path.packs());
-  packing.decide(path, 1.1 * packing.rate_limit());
+  packing.decide(path, 1.1 * packing.rate_limit(), 0.5);
   CHECK(path.state() == PathState::kFast);
 }
 

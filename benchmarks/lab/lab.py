@@ -179,6 +179,8 @@ class Run:
                 environment["HYBRIDPS_REGION"] = f"{region}@{self.setup.uplinks[region] / 1000:g}"
             if not self.setup.small_first:
                 environment["HYBRIDPS_SMALL_FIRST"] = "0"
+            if self.setup.exact:
+                environment["HYBRIDPS_COMPRESS"] = "exact"
             if self.servers:
                 listed = ",".join(f"{network.address[server]}:{SERVER_PORT}" for server in self.servers)
                 environment["HYBRIDPS_SERVERS"] = listed

@@ -1,6 +1,6 @@
 """The table: what is measured, on which hosts, and the bar for each row. Times are compared with gloo's, same run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 KIB, MIB = 2**10, 2**20
 
@@ -22,6 +22,7 @@ class Setup:
     uplinks: tuple[float, ...] = ()  # Mbit/s of each region's uplink, each way
     delay_ms: float = 0  # round trip between regions
     loss: float = 0  # part of the packets between regions that are lost
+    exact: bool = False  # HYBRIDPS_COMPRESS=exact, its default; else off, to see what the network carries
 
     @property
     def region_of(self) -> list[int]:
@@ -49,6 +50,8 @@ class Setup:
             text += f", one server at {self.slow_server:g} of it, not declared"
         if not self.small_first:
             text += ", HYBRIDPS_SMALL_FIRST=0"
+        if self.exact:
+            text += ", packed without loss"
         return text
 
     def _trunk(self) -> str:
@@ -364,6 +367,16 @@ ROWS = (
     *(
         Row(f"r2+2-{name}", R22, job("allreduce", size, 100), (at_least("ratio", 1),), ("trunk",))
         for name, size in (("64B", 64), ("64K", 64 * KIB))
+    ),
+    *(
+        Row(
+            f"r2+2-exact-{collective}-16M",
+            replace(R22, exact=True),
+            job(collective, 16 * MIB, 8, warmup=4, dtype="bfloat16"),
+            (at_least("ratio", 1.3),),
+            ("trunk", "exact"),
+        )
+        for collective in ("broadcast", "allreduce", "all_gather")
     ),
     *(
         Row(f"r4+4-{collective}-16M", R24, job(collective, 16 * MIB, 6), (at_least("ratio", 1),), ("trunk",))

@@ -24,6 +24,7 @@ def collective(session, job, context):
         warmup=job.get("warmup", 3),
         warmup_of=job.get("warmup_of"),
         check=job.get("check", True),
+        dtype=job.get("dtype", "float32"),
         interface=context["interface"],
     )
     add_limits(row, session.node_of, context["goodput"], context["servers_goodput"], context["regions"])

@@ -64,6 +64,6 @@ def test_a_codec_beside_the_same_without_it(tmp_path):
         assert ours["limit_seconds"] == pytest.approx(row["limit_seconds"] * 34 / 128)
         assert ours["payload_to_plan"] == pytest.approx(1, abs=0.03)
         assert ours["payload"][0][0] == pytest.approx(plain["payload"][0][0] * 34 / 128, rel=0.03)
-    for wrong, says in ((["--compress", "int9"], "no codec 'int9'"), (["broadcast", "--compress", "int8"], "--compress is for")):
+    for wrong, says in ((["--compress", "int9"], "no codec 'int9'"), (["broadcast", "--compress", "int8"], "--compress with a lossy codec is for")):
         done = bench("--nodes", "2", *wrong)
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr

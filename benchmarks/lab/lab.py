@@ -296,7 +296,7 @@ def doubts(setup: rows.Setup, result: dict, figures: dict) -> list[str]:
         reasons.append(f"{PEER} drifted by {figures['peer_drift']:+.0%}")
     if large and (figures.get("wire_overhead") or 1) > WIRE_OVERHEAD_MAX:
         reasons.append(f"wire bytes {figures['wire_overhead']:.3f} of the plan")
-    if large and (figures.get("wire_overhead") or 1) < 0.97:
+    if large and not setup.exact and (figures.get("wire_overhead") or 1) < 0.97:
         reasons.append(f"only {figures['wire_overhead']:.3f} of the plan crossed the interface")
     return reasons
 

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -36,8 +37,10 @@ std::optional<double> IdleCpus::part(TimePoint now) {
   read_at_ = now;
   const std::optional<Times> times = read();
   if (!times) return part_ = 1.0;
+  // The kernel's count of idle ticks may fall (proc(5), iowait).
   if (last_ && times->all > last_->all)
-    part_ = static_cast<double>(times->idle - last_->idle) / static_cast<double>(times->all - last_->all);
+    part_ = static_cast<double>(std::max(times->idle, last_->idle) - last_->idle) /
+            static_cast<double>(times->all - last_->all);
   last_ = times;
   return part_;
 }

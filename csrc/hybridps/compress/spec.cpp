@@ -1,6 +1,8 @@
 #include "hybridps/compress/spec.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <sstream>
 
@@ -16,7 +18,7 @@ struct Named {
 };
 constexpr Named kNamed[] = {
     {"none", CodecKind::kNone, false},
-    {"off", CodecKind::kNone, false},
+    {"off", CodecKind::kNone, false},  // text_of() takes the first name of a kind
     {"exact", CodecKind::kExact, false},
     {"bf16", CodecKind::kBf16, false},
     {"fp16", CodecKind::kFp16, false},
@@ -118,8 +120,7 @@ core::Result<Spec> parse_spec(std::string_view text) {
 
 std::string text_of(const Spec& spec) {
   std::ostringstream out;
-  for (const Named& named : kNamed)
-    if (named.kind == spec.kind && named.name != "off") out << named.name;
+  out << std::find_if(std::begin(kNamed), std::end(kNamed), [&](const Named& n) { return n.kind == spec.kind; })->name;
   if (spec.kind == CodecKind::kExact && !spec.decides) out << ":auto=0";
   if (!spec.is_lossy()) return out.str();
   out << ":ef=" << spec.feedback << ",warmup=" << spec.warm_up;

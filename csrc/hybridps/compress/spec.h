@@ -1,8 +1,7 @@
 // hybridps/compress/spec.h: the codec that a group asks for, with its parameters.
 //
 // Grammar  "name" or "name:parameter=value,parameter=value"; "", "none" or "off": no compression. Must be the same on
-// all
-//          members of a group: the members' records hold the spec, and it is compared.
+//          all members of a group: the members' records hold the spec, and it is compared.
 // Threads  pure functions.
 #pragma once
 

@@ -86,14 +86,13 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
     transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
-    std::vector<std::byte>& sum = dedicated_.scratch_;
-    if (sum.size() < bytes) sum.resize(bytes);
     ++dedicated_.stats_.chunks;
     dedicated_.stats_.bytes += bytes;
     if (dedicated_.outbox_.packs(stream, bytes)) {
-      dedicated_.server_.sum_into(key_, chunk, sum.data());
-      take_step(chunk, sum.data(), bytes);
-      return dedicated_.outbox_.pack(stream, sum.data(), bytes, std::move(buffer));
+      std::byte* const sum = dedicated_.scratch(bytes);
+      dedicated_.server_.sum_into(key_, chunk, sum);
+      take_step(chunk, sum, bytes);
+      return dedicated_.outbox_.pack(stream, sum, bytes, std::move(buffer));
     }
     std::size_t wire_bytes = bytes;
     if (codec_ == nullptr) {
@@ -107,9 +106,10 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
         place.residual = group_.residuals.at(tensor_, elements_, std::uint64_t{chunk} * chunk_elements_);
         if (group_.residuals.stats().refused != refused) dedicated_.forgetful_.push_back(key_.operation.uid);
       }
-      dedicated_.server_.sum_into(key_, chunk, sum.data());
-      take_step(chunk, sum.data(), bytes);
-      wire_bytes = codec_->encode(sum.data(), bytes, place, buffer.data());
+      std::byte* const sum = dedicated_.scratch(bytes);
+      dedicated_.server_.sum_into(key_, chunk, sum);
+      take_step(chunk, sum, bytes);
+      wire_bytes = codec_->encode(sum, bytes, place, buffer.data());
     }
     return {std::move(buffer), wire_bytes};
   }

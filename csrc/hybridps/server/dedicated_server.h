@@ -120,6 +120,11 @@ class DedicatedServer final : public Listener, core::Pinned {
   /// Tells the members about tensors whose sums go without error feedback from now on.
   void tell_forgotten(Served& group);
   void leave_if_released(Served& group);
+  /// Memory for one chunk, valid until the next call.
+  std::byte* scratch(std::size_t bytes) {
+    if (scratch_.size() < bytes) scratch_.resize(bytes);
+    return scratch_.data();
+  }
 
   core::OneThread one_thread_;
   flow::Outbox& outbox_;

@@ -369,6 +369,14 @@ std::size_t NodeSum::wire_bytes_max(std::size_t bytes) const noexcept {
   return codec == nullptr ? bytes : codec->bytes_max(bytes);
 }
 
+const std::byte* NodeSum::contribution(std::uint32_t chunk) {
+  if (const std::byte* const there = as_it_stands(chunk)) return there;
+  std::byte* const sum = span_.worker.scratch(span_.bytes_of(chunk));
+  combine(chunk, sum);
+  span_.accelerate(chunk, sum);
+  return sum;
+}
+
 flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(wire_bytes_max(bytes));
   if (!buffer) return {};
@@ -378,25 +386,12 @@ flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::s
   } else if (span_.run.operation.coded) {
     bytes = span_.copy_coded(chunk, buffer.data());
   } else if (span_.codec() != nullptr) {
-    const std::byte* values = as_it_stands(chunk);
-    if (values == nullptr) {
-      std::byte* const sum = span_.worker.scratch(bytes);
-      combine(chunk, sum);
-      span_.accelerate(chunk, sum);
-      values = sum;
-    }
-    bytes = span_.encode(chunk, values, span_.own_speaker(), buffer.data());
+    bytes = span_.encode(chunk, contribution(chunk), span_.own_speaker(), buffer.data());
     const compress::Spec& spec = span_.run.group.info.codecs->spec();
     if (span_.topology().is_dedicated(stream.id.span) && (spec.feedback || spec.momentum > 0))
       sent_[chunk].assign(buffer.data(), buffer.data() + bytes);
   } else if (span_.worker.outbox().packs(stream, bytes)) {
-    const std::byte* values = as_it_stands(chunk);
-    if (values == nullptr) {
-      std::byte* const sum = span_.worker.scratch(bytes);
-      combine(chunk, sum);
-      values = sum;
-    }
-    return span_.pack(stream, values, chunk, std::move(buffer));
+    return span_.pack(stream, contribution(chunk), chunk, std::move(buffer));
   } else {
     combine(chunk, buffer.data());
   }

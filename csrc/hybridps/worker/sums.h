@@ -146,6 +146,8 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   void combine(std::uint32_t chunk, std::byte* out);
   /// The node's contribution, if it is in the caller's memory as it is; null: combine() must make it.
   const std::byte* as_it_stands(std::uint32_t chunk) const;
+  /// The node's contribution, in the caller's memory or in Worker::scratch().
+  const std::byte* contribution(std::uint32_t chunk);
   void drop(std::uint32_t chunk);
   void want_permits();
   /// Grants the chunk to the local ranks that have not delivered it.

@@ -344,6 +344,7 @@ Outbox::Pumped Outbox::pump(Stream& stream, std::uint32_t chunks_max) {
         stream.free_.push_back(chunk);
       }
       starve(peer, stream, chunk);
+      end_wait(peer);
       return pumped;
     } else {
       stop_waiting(stream);
@@ -539,7 +540,7 @@ std::optional<Outbox::Flow> Outbox::flow_of(core::EngineId id) const {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return std::nullopt;
   const PeerState& peer = *found->second;
-  Flow flow{peer.book.window(), peer.book.outstanding() + peer.book.whole_outstanding(), 0, peer.path.rate(),
+  Flow flow{peer.book.window(), peer.book.outstanding() + peer.book.whole_outstanding(), 0, peer.path.rate().value(),
             peer.path.state()};
   for (const StreamQueue* queue : {&peer.urgent.turn, &peer.bulk.turn})
     for (const Stream* s = queue->front(); s != nullptr; s = queue->next(*s)) ++flow.streams_waiting;
@@ -573,7 +574,7 @@ std::string Outbox::describe() const {
 
 void Outbox::forget(core::EngineId peer) {
   if (const auto found = peers_.find(peer); found != peers_.end()) {
-    if (found->second->path.is_waiting()) stop_measuring(found->second->path);
+    if (found->second->path.rate().is_waiting()) stop_measuring(found->second->path.rate());
     paths_packing_ -= found->second->path.packs() ? 1 : 0;
     peers_.erase(found);
   }

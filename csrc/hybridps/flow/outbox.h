@@ -232,7 +232,7 @@ class Outbox : core::Pinned {
     Waiting bulk;
     bool resumes = false;  // listed in resume_
     std::int64_t traced_window = 0;
-    PathRate path;
+    Path path;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class SendResult { kSent, kNoPermit, kNoSlot, kBroken };
@@ -260,7 +260,7 @@ class Outbox : core::Pinned {
   void wait(PeerState& peer, Stream& stream);
   void begin_wait(PeerState& peer, const Stream& stream);
   void end_wait(PeerState& peer);
-  void stop_measuring(PathRate& path);
+  void stop_measuring(PathRate& rate);
   void measure_path(PeerState& peer, const Stream& stream, std::size_t bytes, std::size_t wire_bytes);
   void measure_round(core::TimePoint now) noexcept {
     if (round_began_ == core::TimePoint{}) round_began_ = now;

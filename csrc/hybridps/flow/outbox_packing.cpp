@@ -45,30 +45,31 @@ void Delivery::reset() noexcept {
 // Urgent streams say nothing of the path, and local peers have none. A stream without a slot does not count as waiting:
 // other peers may hold the slots.
 void Outbox::begin_wait(PeerState& peer, const Stream& stream) {
-  if (stream.urgent || peer.local || peer.path.is_waiting()) return;
+  if (stream.urgent || peer.local || peer.path.rate().is_waiting()) return;
   measure_round(core::Clock::now());
-  peer.path.begin_wait();
+  peer.path.rate().begin_wait();
   if (paths_waiting_++ == 0) slow_paths_.begin_wait();
 }
 
 void Outbox::end_wait(PeerState& peer) {
-  if (!peer.path.is_waiting() || !peer.bulk.turn.empty()) return;
-  stop_measuring(peer.path);
+  if (!peer.path.rate().is_waiting() || !peer.bulk.turn.empty()) return;
+  stop_measuring(peer.path.rate());
 }
 
-void Outbox::stop_measuring(PathRate& path) {
+void Outbox::stop_measuring(PathRate& rate) {
   const core::TimePoint now = core::Clock::now();
-  path.end_wait(now, busy(now));
+  rate.end_wait(now, busy(now));
   if (--paths_waiting_ == 0) slow_paths_.end_wait(now, busy(now));
 }
 
 void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t bytes, std::size_t wire_bytes) {
   if (stream.urgent || peer.local || bytes == 0) return;
-  PathRate& path = peer.path;
+  Path& path = peer.path;
   const bool packed_before = path.packs();
-  const core::TimePoint now = path.is_waiting() ? core::Clock::now() : core::TimePoint{};
-  if (path.is_waiting() && path.rate() <= packing_.rate_limit()) slow_paths_.add(bytes, wire_bytes, now, busy(now));
-  if (path.add(bytes, wire_bytes, now, busy(now))) packing_.decide(path, slow_paths_.rate(), idle_cpus_.part(now));
+  const bool waits = path.rate().is_waiting();
+  const core::TimePoint now = waits ? core::Clock::now() : core::TimePoint{};
+  if (waits && path.rate().value() <= packing_.rate_limit()) slow_paths_.add(bytes, wire_bytes, now, busy(now));
+  if (path.add(bytes, wire_bytes, now, busy(now))) packing_.decide(path, slow_paths_.value(), idle_cpus_.part(now));
   if (path.packs() != packed_before) paths_packing_ += path.packs() ? 1 : ~std::size_t{0};
 }
 

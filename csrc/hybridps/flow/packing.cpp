@@ -62,51 +62,62 @@ void PathRate::end_wait(core::TimePoint now, core::Duration busy) noexcept {
   waiting_ = false;
 }
 
-bool PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
-  if (!waiting_) {
-    if ((unwaited_ += wire_bytes) > kForgetBytes) set(PathState::kUnknown);
-    return false;
-  }
-  unwaited_ = 0;
+std::optional<PathRate::Sample> PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now,
+                                              core::Duration busy) noexcept {
   if (!moves_) {
     moves_ = true;
     since_ = now;
     busy_since_ = busy;
-    return false;
+    return {};
   }
   bytes_ += bytes;
   wire_bytes_ += wire_bytes;
-  if (wire_bytes_ < kSampleBytes) return false;
+  if (wire_bytes_ < kSampleBytes) return {};
   take(now, busy);
-  const double seconds = std::max(core::to_seconds(time_), 1e-9);
-  rates_[samples_++ % kSamples] = static_cast<double>(wire_bytes_) / seconds;
-  busy_part_ = core::to_seconds(busy_) / seconds;
-  if (packs() && static_cast<double>(wire_bytes_) <= kPacked * static_cast<double>(bytes_)) {
-    best_packed_ = std::max(best_packed_, static_cast<double>(bytes_) / seconds);
+  const Sample sample{bytes_, wire_bytes_, std::max(core::to_seconds(time_), 1e-9)};
+  rates_[samples_++ % kSamples] = static_cast<double>(wire_bytes_) / sample.seconds;
+  busy_part_ = core::to_seconds(busy_) / sample.seconds;
+  bytes_ = wire_bytes_ = 0;
+  time_ = busy_ = {};
+  return sample;
+}
+
+double PathRate::value() const noexcept { return *std::max_element(rates_.begin(), rates_.end()); }
+
+bool Path::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
+  if (!rate_.is_waiting()) {
+    if ((unwaited_ += wire_bytes) > kForgetBytes) set(PathState::kUnknown);
+    return false;
+  }
+  unwaited_ = 0;
+  const std::optional<PathRate::Sample> sample = rate_.add(bytes, wire_bytes, now, busy);
+  if (!sample) return false;
+  if (packs() && static_cast<double>(sample->wire_bytes) <= kPacked * static_cast<double>(sample->bytes)) {
+    best_packed_ = std::max(best_packed_, static_cast<double>(sample->bytes) / sample->seconds);
     ++samples_packed_;
   } else if (rest_ > 0) {
     --rest_;
   }
-  bytes_ = wire_bytes_ = 0;
-  time_ = busy_ = {};
   return true;
 }
 
-double PathRate::rate() const noexcept { return *std::max_element(rates_.begin(), rates_.end()); }
-
-void PathRate::set(PathState state) noexcept {
+void Path::set(PathState state) noexcept {
   if (state == PathState::kPacks && !packs()) {
-    rate_before_ = rate();
+    rate_before_ = rate_.value();
     best_packed_ = 0.0;
     samples_packed_ = 0;
   }
   state_ = state;
 }
 
-bool PathRate::rests() noexcept {
-  if (packs() && samples_packed_ == kSamples && best_packed_ < kGain * rate_before_) {
-    rest_ = next_rest_;
-    next_rest_ *= 2;
+bool Path::rests() noexcept {
+  if (packs() && samples_packed_ == PathRate::kSamples) {
+    if (best_packed_ < kGain * rate_before_) {
+      rest_ = next_rest_;
+      next_rest_ = std::min(2 * next_rest_, kRestMax);
+    } else {
+      next_rest_ = kRest;
+    }
   }
   return rest_ > 0;
 }
@@ -146,11 +157,11 @@ double Packing::rate_limit() const noexcept {
   return kCostPart * ratio_ / (packing_.value(first.packing) + unpacking_.value(first.unpacking));
 }
 
-void Packing::decide(PathRate& path, double together, std::optional<double> idle) const noexcept {
+void Packing::decide(Path& path, double together, std::optional<double> idle) const noexcept {
   const double limit = rate_limit();
-  if (path.rate() > limit || together > limit)
+  if (path.rate().value() > limit || together > limit)
     path.set(PathState::kFast);
-  else if (path.busy() > (path.packs() ? kBusyToEnd : kBusyToBegin) ||
+  else if (path.rate().busy() > (path.packs() ? kBusyToEnd : kBusyToBegin) ||
            idle.value_or(0.0) < (path.packs() ? kIdleToEnd : kIdleToBegin))
     path.set(PathState::kBusy);
   else

@@ -1,12 +1,13 @@
 // hybridps/flow/packing.h: whether bulk chunks to a peer go packed (compress/exact.h), from what is measured anyway.
 //
 // Model    Packing saves bytes and costs core time, here and at the peer. It pays if the path to the peer is the limit.
-//          PathRate measures what a path carries while streams wait for permits. Packing packs where all of this is
-//          true: the codec needs at most kCostPart of the time that the packed bytes need on the path; all slow paths
-//          together leave as much time; and this thread and the CPUs were idle for enough of the time. If they were
-//          busy, the cores are the limit, and the path may only look slow. Each chunk must shrink, too: a few of its
-//          blocks tell (compress::Exact::estimate()). After kSamples samples with packing, the path must have carried
-//          more elements than without: if it has not, something else is the limit (a busy peer), and packing rests.
+//          PathRate measures what a path carries while streams wait for permits. Packing lets a Path pack where all of
+//          this is true: the codec needs at most kCostPart of the time that the packed bytes need on the path; all slow
+//          paths together leave as much time; and this thread and the CPUs were idle for enough of the time. If they
+//          were busy, the cores are the limit, and the path may only look slow. Each chunk must shrink, too: a few of
+//          its blocks tell (compress::Exact::estimate()). After kSamples samples with packing, the path must have
+//          carried more elements than without: if it has not, something else is the limit (a busy peer), and packing
+//          rests.
 // Ranks    each engine chooses for its own chunks. The receiver sees in each message whether the payload is packed.
 // Threads  plain values without a clock; the engine's progress thread.
 #pragma once
@@ -29,55 +30,78 @@ enum class PathState : std::uint8_t {
   kNoGain,  // packing did not make it faster
 };
 
-/// What the path to one peer carries, or several paths together.
+/// What a path carries while streams wait for permits.
 class PathRate {
  public:
   /// Bytes of one sample: more than what a shaped link lets pass at once after a pause.
   static constexpr std::uint64_t kSampleBytes = 1 << 20;
-  /// rate() is the highest of so many samples: a low one may have waited for the peer instead of the path.
+  /// value() is the highest of so many samples: a low one may have waited for the peer instead of the path.
   static constexpr std::size_t kSamples = 16;
-  /// After so many bytes without a wait, the path is not the limit any more.
-  static constexpr std::uint64_t kForgetBytes = 4 << 20;
+
+  struct Sample {
+    std::uint64_t bytes = 0;  // of the elements
+    std::uint64_t wire_bytes = 0;
+    double seconds = 0.0;
+  };
 
   /// A stream begins to wait. The time until the first chunk leaves does not count: the peer may wait for others.
   void begin_wait() noexcept;
   /// No stream waits any more. `busy`: the time that this thread has worked since the beginning.
   void end_wait(core::TimePoint now, core::Duration busy) noexcept;
   bool is_waiting() const noexcept { return waiting_; }
-  /// Counts a chunk of bulk that was sent: the size of its elements, and on the wire. True: there is a new sample.
-  bool add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept;
+  /// Counts a chunk of bulk that was sent during a wait. Returns the sample that it ends, if it does.
+  std::optional<Sample> add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now,
+                            core::Duration busy) noexcept;
 
   /// Bytes a second on the wire; 0: not known yet.
-  double rate() const noexcept;
+  double value() const noexcept;
   /// The part of the waits in which this thread worked, in the last sample.
   double busy() const noexcept { return busy_part_; }
-  PathState state() const noexcept { return state_; }
-  bool packs() const noexcept { return state_ == PathState::kPacks; }
 
  private:
-  friend class Packing;
-  static constexpr std::size_t kRest = 64;
-  static constexpr double kGain = 1.02;
-  static constexpr double kPacked = 0.97;  // a sample with more bytes for its elements says nothing of packing
-
   void take(core::TimePoint now, core::Duration busy) noexcept;
-  void set(PathState state) noexcept;
-  /// Whether packing has been tried without success, lately.
-  bool rests() noexcept;
 
-  PathState state_ = PathState::kUnknown;
   bool waiting_ = false;
   bool moves_ = false;  // a chunk has left since the wait began
   core::TimePoint since_{};
   core::Duration busy_since_{};
-  std::uint64_t unwaited_ = 0;  // bytes without a wait
-  std::uint64_t bytes_ = 0;     // of the sample, as are the next three
+  std::uint64_t bytes_ = 0;  // of the sample that is being taken, as are the next three
   std::uint64_t wire_bytes_ = 0;
   core::Duration time_{};
   core::Duration busy_{};
   double busy_part_ = 0.0;
   std::array<double, kSamples> rates_{};
   std::size_t samples_ = 0;
+};
+
+/// The path to one peer: its rate, and whether bulk on it goes packed.
+class Path {
+ public:
+  /// After so many bytes without a wait, the path is not the limit any more.
+  static constexpr std::uint64_t kForgetBytes = 4 << 20;
+  /// Samples of the first and of the longest rest. A rest doubles the next one; a gain makes the next one short again.
+  static constexpr std::size_t kRest = 64;
+  static constexpr std::size_t kRestMax = 1024;
+
+  PathRate& rate() noexcept { return rate_; }
+  const PathRate& rate() const noexcept { return rate_; }
+  /// Counts a chunk of bulk that was sent. True: there is a new sample.
+  bool add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept;
+  PathState state() const noexcept { return state_; }
+  bool packs() const noexcept { return state_ == PathState::kPacks; }
+
+ private:
+  friend class Packing;
+  static constexpr double kGain = 1.02;
+  static constexpr double kPacked = 0.97;  // a sample with more bytes for its elements says nothing of packing
+
+  void set(PathState state) noexcept;
+  /// Whether packing has been tried without success, lately.
+  bool rests() noexcept;
+
+  PathRate rate_;
+  PathState state_ = PathState::kUnknown;
+  std::uint64_t unwaited_ = 0;      // bytes without a wait
   double rate_before_ = 0.0;        // before packing began
   double best_packed_ = 0.0;        // bytes of elements a second, since then
   std::size_t samples_packed_ = 0;  // since then
@@ -122,7 +146,7 @@ class Packing {
   double rate_limit() const noexcept;
   /// Decides for `path`, after a new sample. `together`: the rate of all slow paths together. `idle`: the idle part of
   /// this process's CPUs (core/idle_cpus.h); no value: not known yet.
-  void decide(PathRate& path, double together, std::optional<double> idle) const noexcept;
+  void decide(Path& path, double together, std::optional<double> idle) const noexcept;
 
  private:
   /// The least time for a byte among the last chunks: a preempted thread must not make the codec look slow.

@@ -11,19 +11,19 @@ namespace {
 using namespace hybridps;
 using namespace std::chrono_literals;
 using flow::Packing;
+using flow::Path;
 using flow::PathRate;
 using flow::PathState;
 
 constexpr std::size_t kChunk = 64 << 10;
 
 /// A path that was full all the time: a sample or more at `rate` bytes a second, with this thread busy for a part of
-/// it.
-/// `gain`: elements for a byte on the wire while packing is on.
-void fill(PathRate& path, const Packing& packing, double rate, double busy_part, int samples = 1, double gain = 4.0 / 3,
+/// it. `gain`: elements for a byte on the wire while packing is on.
+void fill(Path& path, const Packing& packing, double rate, double busy_part, int samples = 1, double gain = 4.0 / 3,
           std::optional<double> idle = 0.5) {
   static core::TimePoint now = core::TimePoint(1h);
   static core::Duration busy{};
-  path.begin_wait();
+  path.rate().begin_wait();
   for (int made = 0; made < samples;) {
     const auto took = core::from_seconds(static_cast<double>(kChunk) / rate);
     now += took;
@@ -31,10 +31,10 @@ void fill(PathRate& path, const Packing& packing, double rate, double busy_part,
     const bool packs = path.packs();
     const auto elements = static_cast<std::size_t>(static_cast<double>(kChunk) * (packs ? gain : 1.0));
     if (!path.add(elements, kChunk, now, busy)) continue;
-    packing.decide(path, path.rate(), idle);
+    packing.decide(path, path.rate().value(), idle);
     ++made;
   }
-  path.end_wait(now, busy);
+  path.rate().end_wait(now, busy);
 }
 
 /// A codec of 2 GB/s each way that saves a quarter: packing pays up to kCostPart * 0.75 GB/s.
@@ -52,19 +52,19 @@ Packing codec() {
 TEST_CASE("flow/packing: bulk goes packed where the path is slower than the codec by enough", "[flow][fast]") {
   const Packing packing = codec();
   CHECK(packing.rate_limit() == Approx(0.75e9 * Packing::kCostPart));
-  PathRate slow;
+  Path slow;
   CHECK(slow.state() == PathState::kUnknown);
   fill(slow, packing, 60e6, 0.05);
-  CHECK(slow.rate() == Approx(60e6).epsilon(0.1));
+  CHECK(slow.rate().value() == Approx(60e6).epsilon(0.1));
   CHECK(slow.packs());
-  PathRate fast;
+  Path fast;
   fill(fast, packing, 2e9, 0.05);
   CHECK(fast.state() == PathState::kFast);
 }
 
 TEST_CASE("flow/packing: a path that looked fast once counts as fast for a while", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 2e9, 0.05);
   fill(path, packing, 10e6, 0.05, PathRate::kSamples - 1);  // the peer waited for others
   CHECK(path.state() == PathState::kFast);
@@ -74,7 +74,7 @@ TEST_CASE("flow/packing: a path that looked fast once counts as fast for a while
 
 TEST_CASE("flow/packing: nothing goes packed while this thread is busy, with hysteresis", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 60e6, 0.6);
   CHECK(path.state() == PathState::kBusy);
   fill(path, packing, 60e6, 0.3);
@@ -89,7 +89,7 @@ TEST_CASE("flow/packing: nothing goes packed while this thread is busy, with hys
 
 TEST_CASE("flow/packing: nothing goes packed while all CPUs are busy, or before that is known", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   const auto take = [&](std::optional<double> idle) { fill(path, packing, 60e6, 0.05, 1, 4.0 / 3, idle); };
   take({});
   CHECK(path.state() == PathState::kBusy);
@@ -105,7 +105,7 @@ TEST_CASE("flow/packing: nothing goes packed while all CPUs are busy, or before 
 
 TEST_CASE("flow/packing: slow paths share the codec", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 60e6, 0.05);
   packing.decide(path, 0.9 * packing.rate_limit(), 0.5);
   CHECK(path.packs());
@@ -117,7 +117,6 @@ TEST_CASE("flow/packing: only time in which bytes leave while streams wait count
   constexpr std::size_t kHalf = PathRate::kSampleBytes / 2;
   PathRate path;
   core::TimePoint now = core::TimePoint(1h);
-  CHECK_FALSE(path.add(kHalf, kHalf, now, {}));  // nobody waits: says nothing of the path
   path.begin_wait();
   now += 10s;  // the peer waits for others, and sends no credit
   CHECK_FALSE(path.add(kHalf, kHalf, now, 5s));
@@ -129,13 +128,13 @@ TEST_CASE("flow/packing: only time in which bytes leave while streams wait count
   CHECK_FALSE(path.add(1, 1, now, 8s));
   now += 5ms;
   CHECK(path.add(kHalf, kHalf, now, 8s + 1ms));
-  CHECK(path.rate() == Approx(static_cast<double>(PathRate::kSampleBytes) / 10e-3));
+  CHECK(path.value() == Approx(static_cast<double>(PathRate::kSampleBytes) / 10e-3));
   CHECK(path.busy() == Approx(0.2));
 }
 
 TEST_CASE("flow/packing: packing that does not make a path faster rests, for longer each time", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 60e6, 0.05);
   REQUIRE(path.packs());
   fill(path, packing, 45e6, 0.05, PathRate::kSamples - 1, 1.3);  // a busy peer: as many elements as before
@@ -153,9 +152,29 @@ TEST_CASE("flow/packing: packing that does not make a path faster rests, for lon
   CHECK(path.packs());
 }
 
+TEST_CASE("flow/packing: rests have a longest, and a gain makes the next one short", "[flow][fast]") {
+  const Packing packing = codec();
+  Path path;
+  fill(path, packing, 60e6, 0.05);
+  const auto rest_after = [&](double rate) {
+    fill(path, packing, rate, 0.05, PathRate::kSamples, 1.3);
+    int rest = 0;
+    for (; !path.packs() && rest < 10000; ++rest) fill(path, packing, 60e6, 0.05);
+    return rest;
+  };
+  for (int i = 0; i < 8; ++i) rest_after(45e6);
+  CHECK(rest_after(45e6) == Path::kRestMax);
+  CHECK(rest_after(60e6) == 0);
+  fill(path, packing, 60e6, 0.9);  // the cores are busy for a while: then a new trial begins
+  REQUIRE(path.state() == PathState::kBusy);
+  fill(path, packing, 60e6, 0.05);
+  REQUIRE(path.packs());
+  CHECK(rest_after(45e6) == Path::kRest);
+}
+
 TEST_CASE("flow/packing: what does not go packed says nothing of packing", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 60e6, 0.05);
   fill(path, packing, 60e6, 0.05, 10 * PathRate::kSamples, 1.0);  // of a group that packs nothing, or of whole numbers
   CHECK(path.packs());
@@ -163,10 +182,10 @@ TEST_CASE("flow/packing: what does not go packed says nothing of packing", "[flo
 
 TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fast]") {
   const Packing packing = codec();
-  PathRate path;
+  Path path;
   fill(path, packing, 60e6, 0.05);
   REQUIRE(path.packs());
-  for (std::uint64_t bytes = 0; bytes <= PathRate::kForgetBytes; bytes += kChunk) {
+  for (std::uint64_t bytes = 0; bytes <= Path::kForgetBytes; bytes += kChunk) {
     CHECK(path.packs());
     path.add(kChunk, kChunk, {}, {});
   }
@@ -176,7 +195,7 @@ TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fa
 TEST_CASE("flow/packing: the codec is measured before the first chunk", "[flow][fast]") {
   const Packing packing;
   CHECK(packing.rate_limit() > 1e6);
-  PathRate path;
+  Path path;
   fill(path, packing, packing.rate_limit() / 2, 0.05);
   CHECK(path.packs());
 }

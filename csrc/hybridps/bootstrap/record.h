@@ -98,7 +98,10 @@ struct Roster {
   core::GroupUid uid;                 // a new random value for each roster
   std::vector<MemberRecord> members;  // by group rank
   std::vector<int> node_of;           // by group rank; dense, nodes are numbered in order of their first rank
-  bool names_servers = false;         // rank 0 knows dedicated servers; they may join before the first operation
+  /// By node: regions that rank 0 has found (RendezvousOptions::find_regions). Empty: none were looked for, or found.
+  /// Not in the roster's blob: the head brings them when all members have confirmed.
+  std::vector<int> region_of;
+  bool names_servers = false;  // rank 0 knows dedicated servers; they may join before the first operation
   /// Dedicated servers, in the order of joining. Empty during the rendezvous of the members.
   std::vector<MemberRecord> servers;
 

@@ -292,7 +292,8 @@ bool Rendezvous::propose(TimePoint now) {
     return false;
   }
   put(roster_key(nonce_), bytes.value());  // before the head that names this roster
-  if (phase_ == RendezvousPhase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed}));
+  if (phase_ == RendezvousPhase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed, {}}));
+  round_trips_.assign(static_cast<std::size_t>(roster_.node_count()), {});
   std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
   own_ack_ = RosterAck::kNone;
   gathering_ = true;
@@ -333,7 +334,8 @@ bool Rendezvous::gather(TimePoint now) {
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kUnproven) != acks_.end()) {
     return now >= propose_not_before_ ? propose(now) : moved;
   }
-  put(key("head"), encode_head({nonce_, HeadState::kValid}));
+  if (options_.find_regions) roster_.region_of = options_.find_regions(round_trips_);
+  put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of}));
   if (phase_ == RendezvousPhase::kPending) phase_ = RendezvousPhase::kReady;
   return true;
 }
@@ -347,8 +349,14 @@ bool Rendezvous::take_ack(int rank, const Bytes& bytes) {
     return false;
   }
   if (kind == RosterAck::kUnproven) add_unproven(rank, ack->ranks);
+  if (kind == RosterAck::kOk) take_round_trips(rank, ack->round_trips);
   acks_[at] = kind;
   return true;
+}
+
+void Rendezvous::take_round_trips(int rank, std::vector<std::uint32_t> round_trips) {
+  const auto node = static_cast<std::size_t>(roster_.node_of[static_cast<std::size_t>(rank)]);
+  if (round_trips.size() == round_trips_.size()) round_trips_[node] = std::move(round_trips);
 }
 
 void Rendezvous::add_unproven(int rank, const std::vector<int>& others) {
@@ -376,8 +384,14 @@ bool Rendezvous::follow() {
     moved = take_roster(head->nonce, *roster);
     if (phase_ == RendezvousPhase::kPending && proving_) ask_proof();
   }
-  if (phase_ == RendezvousPhase::kPending && head->state == HeadState::kValid && own_ack_ == RosterAck::kOk)
+  if (phase_ == RendezvousPhase::kPending && head->state == HeadState::kValid && own_ack_ == RosterAck::kOk) {
+    if (!head->region_of.empty() && static_cast<int>(head->region_of.size()) != roster_.node_count()) {
+      note_ = "the store holds a roster head with regions that the group cannot have";
+      return moved;
+    }
+    roster_.region_of = head->region_of;
     phase_ = RendezvousPhase::kReady;
+  }
   return moved;
 }
 
@@ -438,15 +452,20 @@ bool Rendezvous::ask_proof() {
     std::sort(unproven.begin(), unproven.end());
     unproven.erase(std::unique(unproven.begin(), unproven.end()), unproven.end());
   }
-  acknowledge(unproven.empty() ? RosterAck::kOk : RosterAck::kUnproven, unproven);
+  acknowledge(unproven.empty() ? RosterAck::kOk : RosterAck::kUnproven, unproven, std::move(proof.round_trips));
   return true;
 }
 
-void Rendezvous::acknowledge(RosterAck ack, const std::vector<int>& unproven) {
+void Rendezvous::acknowledge(RosterAck ack, const std::vector<int>& unproven, std::vector<std::uint32_t> round_trips) {
   own_ack_ = ack;
   if (size() == 1) return;
-  if (is_leader()) return add_unproven(0, unproven);
-  put(ack_key(nonce_, self_rank()), encode_ack({static_cast<std::uint8_t>(ack), options_.self.engine, unproven}));
+  if (is_leader()) {
+    add_unproven(0, unproven);
+    take_round_trips(0, std::move(round_trips));
+    return;
+  }
+  put(ack_key(nonce_, self_rank()),
+      encode_ack({static_cast<std::uint8_t>(ack), options_.self.engine, unproven, std::move(round_trips)}));
 }
 
 // ---- store and time

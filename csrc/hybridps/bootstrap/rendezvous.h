@@ -3,7 +3,8 @@
 //   member r                        store                         group rank 0
 //   publish rec/<r> ---------------> rec/<r> --------------------> collect all, map nodes
 //   read, find itself <------------- roster/<nonce>, head <------- propose
-//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid; else propose again
+//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid, and which regions there
+//   (with round trips)                                             are; else propose again
 //   ready <------------------------- head (valid)
 //
 // Rank 0 proposes a new roster, with a new nonce, in two cases. "stale": a member finds a record of an earlier life in
@@ -49,17 +50,23 @@
 
 namespace hybridps::bootstrap {
 
-/// The result of a member's prove hook for its candidate node.
+/// The result of a member's prove hook for its candidate node, and what it has measured.
 struct MemoryProof {
   enum class ProofResult { kPending, kOk, kUnproven, kFailed };
   ProofResult state = ProofResult::kPending;
   std::vector<int> unproven;  // kUnproven: group ranks of this member's node in the roster, never the member itself
   core::Status status;        // kFailed: ends the rendezvous for all members
+  /// kOk, from the first rank of a node: microseconds to each node; 0: not known. Empty: not measured.
+  std::vector<std::uint32_t> round_trips;
 
   static MemoryProof pending() { return {}; }
-  static MemoryProof ok() { return {ProofResult::kOk, {}, {}}; }
-  static MemoryProof unproven_with(std::vector<int> ranks) { return {ProofResult::kUnproven, std::move(ranks), {}}; }
-  static MemoryProof failed(core::Status status) { return {ProofResult::kFailed, {}, std::move(status)}; }
+  static MemoryProof ok(std::vector<std::uint32_t> round_trips = {}) {
+    return {ProofResult::kOk, {}, {}, std::move(round_trips)};
+  }
+  static MemoryProof unproven_with(std::vector<int> ranks) {
+    return {ProofResult::kUnproven, std::move(ranks), {}, {}};
+  }
+  static MemoryProof failed(core::Status status) { return {ProofResult::kFailed, {}, std::move(status), {}}; }
 };
 
 /// The process that should be at a rank, if the caller has named the group's members.
@@ -82,6 +89,8 @@ struct RendezvousOptions {
   /// believed.
   std::function<MemoryProof(const Roster&)> prove;
   bool names_servers = false;  // rank 0 only: Roster::names_servers
+  /// Rank 0 only: Roster::region_of, from what each node has measured to each (MemoryProof::round_trips). Unset: none.
+  std::function<std::vector<int>(const std::vector<std::vector<std::uint32_t>>&)> find_regions;
   /// By group rank, if the caller has named this life of the group and all its members; else empty. If set, no value
   /// under the group's keys is of an earlier life. A value from other processes, or for another group, ends the
   /// rendezvous for all members at once.
@@ -189,7 +198,8 @@ class Rendezvous : core::Pinned {
   std::string other_lives(const std::vector<int>& absent);
   std::string life_key(int rank) const;
   bool ask_proof();
-  void acknowledge(RosterAck ack, const std::vector<int>& unproven);
+  void acknowledge(RosterAck ack, const std::vector<int>& unproven, std::vector<std::uint32_t> round_trips = {});
+  void take_round_trips(int rank, std::vector<std::uint32_t> round_trips);
   void add_unproven(int rank, const std::vector<int>& others);
   Roster make_roster() const;
   std::vector<int> map_nodes() const;
@@ -236,6 +246,7 @@ class Rendezvous : core::Pinned {
   std::vector<std::optional<MemberRecord>> records_;
   std::vector<core::EngineId> rejected_;  // stale: a record of this engine is not taken again
   std::vector<RosterAck> acks_;
+  std::vector<std::vector<std::uint32_t>> round_trips_;  // by node
   std::set<EnginePair> unproven_;
   int cursor_ = 0;  // where the next batch starts
   core::TimePoint propose_not_before_{};

@@ -1,5 +1,6 @@
 #include "hybridps/bootstrap/store_notes.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -14,6 +15,25 @@ constexpr std::uint8_t kAckKindMax = 3;
 constexpr std::uint32_t kFailedMagic = 0x67535048;  // "HPSg"
 constexpr std::size_t kFailedTextBytesMax = 4096;
 
+template <typename Number>
+void put_numbers(ByteWriter& out, const std::vector<Number>& numbers) {
+  out.u32(static_cast<std::uint32_t>(numbers.size()));
+  for (const Number number : numbers) out.u32(static_cast<std::uint32_t>(number));
+}
+
+/// Numbers below `end`. False: the bytes hold no such list.
+template <typename Number>
+bool take_numbers(ByteReader& in, std::size_t end, std::vector<Number>& numbers) {
+  const std::size_t count = in.u32();
+  if (count > in.remaining() / 4) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t number = in.u32();
+    if (number >= end) return false;
+    numbers.push_back(static_cast<Number>(number));
+  }
+  return true;
+}
+
 }  // namespace
 
 Bytes encode_head(const Head& head) {
@@ -21,6 +41,7 @@ Bytes encode_head(const Head& head) {
   out.u32(kHeadMagic);
   out.u64(head.nonce);
   out.u8(static_cast<std::uint8_t>(head.state));
+  put_numbers(out, head.region_of);
   return std::move(out).take();
 }
 
@@ -30,7 +51,13 @@ std::optional<Head> decode_head(std::span<const std::uint8_t> bytes) {
   Head head;
   head.nonce = in.u64();
   const std::uint8_t state = in.u8();
-  if (!in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0) return std::nullopt;
+  const bool has_regions = take_numbers(in, kMembersMax, head.region_of);
+  if (!has_regions || !in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0) return std::nullopt;
+  int regions = 0;  // numbered in the order of nodes
+  for (const int region : head.region_of) {
+    if (region > regions) return std::nullopt;
+    regions = std::max(regions, region + 1);
+  }
   head.state = static_cast<HeadState>(state);
   return head;
 }
@@ -40,8 +67,8 @@ Bytes encode_ack(const AckBlob& ack) {
   out.u32(kAckMagic);
   out.u8(ack.kind);
   out.u64(ack.engine.value);
-  out.u32(static_cast<std::uint32_t>(ack.ranks.size()));
-  for (const int rank : ack.ranks) out.u32(static_cast<std::uint32_t>(rank));
+  put_numbers(out, ack.ranks);
+  put_numbers(out, ack.round_trips);
   return std::move(out).take();
 }
 
@@ -51,14 +78,9 @@ std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes) {
   AckBlob ack;
   ack.kind = in.u8();
   ack.engine.value = in.u64();
-  const std::size_t count = in.u32();
-  if (magic != kAckMagic || ack.kind < 1 || ack.kind > kAckKindMax || count != in.remaining() / 4) return std::nullopt;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t rank = in.u32();
-    if (rank >= kMembersMax) return std::nullopt;
-    ack.ranks.push_back(static_cast<int>(rank));
-  }
-  if (!in.finished()) return std::nullopt;
+  if (magic != kAckMagic || ack.kind < 1 || ack.kind > kAckKindMax || !take_numbers(in, kMembersMax, ack.ranks) ||
+      !take_numbers(in, std::numeric_limits<std::uint32_t>::max(), ack.round_trips) || !in.finished())
+    return std::nullopt;
   return ack;
 }
 

@@ -1,7 +1,7 @@
 // hybridps/bootstrap/store_notes.h: the small values that members leave in the store, beside records and rosters.
 //
-// Format   head   := magic u32 | nonce u64 | state u8
-//          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32
+// Format   head   := magic u32 | nonce u64 | state u8 | count u32 | count x region u32
+//          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32 | count u32 | count x us u32
 //          failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64
 // Errors   decoders return nothing for bytes of foreign origin.
 //          python/hybridps/backend/announce.py also writes `failed`.
@@ -19,11 +19,12 @@
 
 namespace hybridps::bootstrap {
 
-/// Names the roster that counts.
+/// Names the roster that counts, and says what rank 0 has found from all confirmations.
 enum class HeadState : std::uint8_t { kProposed = 0, kValid = 1 };
 struct Head {
   std::uint64_t nonce = 0;
   HeadState state = HeadState::kProposed;
+  std::vector<int> region_of;  // Roster::region_of; only of a valid roster
 };
 Bytes encode_head(const Head& head);
 std::optional<Head> decode_head(std::span<const std::uint8_t> bytes);
@@ -33,6 +34,7 @@ struct AckBlob {
   std::uint8_t kind = 0;
   core::EngineId engine;
   std::vector<int> ranks;
+  std::vector<std::uint32_t> round_trips;  // MemoryProof::round_trips
 };
 Bytes encode_ack(const AckBlob& ack);
 std::optional<AckBlob> decode_ack(std::span<const std::uint8_t> bytes);

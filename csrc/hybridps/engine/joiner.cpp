@@ -22,6 +22,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/thread.h"
 #include "hybridps/engine/records.h"
+#include "hybridps/engine/round_trips.h"
 
 namespace hybridps::engine {
 namespace {
@@ -76,6 +77,7 @@ struct Joiner::Joining {
   std::shared_ptr<GroupCore> group;
   std::unique_ptr<bootstrap::Rendezvous> rendezvous;
   std::shared_ptr<ProofRequest> proof;
+  std::unique_ptr<RoundTrips> round_trips;  // of the roster that is being proven; null: not wanted
   core::TimePoint ask_at = core::Clock::now() + kAskAfter;
 };
 
@@ -86,7 +88,8 @@ struct Joiner::JoinerState : core::Pinned {
   std::vector<std::unique_ptr<Joining>> arrived;
   bool running = false;
   bool stop = false;
-  Joiner* joiner = nullptr;  // null: the joiner and the engine are gone
+  KnownRoundTrips known_round_trips;  // on the joiner's thread only
+  Joiner* joiner = nullptr;           // null: the joiner and the engine are gone
   std::atomic<std::thread::id> thread;
 
   void run();
@@ -297,8 +300,12 @@ bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootst
     for (const int rank : roster.ranks_of_node(roster.node_of[static_cast<std::size_t>(me)]))
       if (rank != me) request->members.push_back(roster.members[static_cast<std::size_t>(rank)]);
     joining.proof = request;
+    joining.round_trips.reset();
+    if (RoundTrips::are_wanted(roster, me))
+      joining.round_trips = std::make_unique<RoundTrips>(roster, me, known_round_trips);
     if (!request->members.empty()) post([request](Joiner& j) { j.proofs_.push_back(request); });
   }
+  const bool is_measured = !joining.round_trips || joining.round_trips->step(core::Clock::now());
   ProofRequest& request = *joining.proof;
   const std::lock_guard lock(request.mutex);
   if (request.answers.size() < request.members.size()) {
@@ -308,7 +315,10 @@ bootstrap::MemoryProof Joiner::JoinerState::prove(Joining& joining, const bootst
   std::vector<int> unproven;
   for (const auto& [rank, proven] : request.answers)
     if (!proven) unproven.push_back(rank);
-  return unproven.empty() ? bootstrap::MemoryProof::ok() : bootstrap::MemoryProof::unproven_with(std::move(unproven));
+  if (!unproven.empty()) return bootstrap::MemoryProof::unproven_with(std::move(unproven));
+  if (!is_measured) return bootstrap::MemoryProof::pending();
+  return bootstrap::MemoryProof::ok(joining.round_trips ? joining.round_trips->by_node()
+                                                        : std::vector<std::uint32_t>());
 }
 
 std::size_t Joiner::answer_proofs() {

@@ -210,7 +210,9 @@ std::optional<RegionText> parse_region(const std::string& text) {
   return RegionText{text.substr(0, at), *gbps};
 }
 
+/// By node. One region: there are none.
 std::vector<int> regions_of(const bootstrap::Roster& roster) {
+  if (!roster.region_of.empty()) return roster.region_of;
   std::vector<std::string> names;  // in the order of nodes, so the same on all ranks
   std::vector<int> region_of(static_cast<std::size_t>(roster.node_count()), -1);
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {

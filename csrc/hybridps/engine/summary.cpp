@@ -55,16 +55,19 @@ std::string nodes_text(const std::vector<GroupSummary::NodeSummary>& nodes) {
 }
 
 std::string regions_text(const bootstrap::Roster& roster, const schedule::Topology& topology) {
-  if (roster.members.front().region.empty()) return "";
+  const bool are_found = !roster.region_of.empty();
+  if (roster.members.front().region.empty() && !are_found) return "";
   if (roster.names_servers) return "; regions are not used: a group with dedicated servers has none";
   if (topology.regions() == 1) return "; in 1 region";
   std::string text = "; large operations go through gateways of " +
-                     counted(static_cast<std::size_t>(topology.regions()), "region") + ":";
+                     counted(static_cast<std::size_t>(topology.regions()), "region") +
+                     (are_found ? ", found by round trips:" : ":");
   for (int region = 0; region < topology.regions(); ++region) {
     const std::vector<int>& nodes = topology.nodes_in(region);
     const int rank = topology.ranks_of(nodes.front()).front();
-    text += (region == 0 ? " " : ", ") + core::quoted(roster.members[static_cast<std::size_t>(rank)].region) + " of " +
-            counted(nodes.size(), "node");
+    const bootstrap::MemberRecord& first = roster.members[static_cast<std::size_t>(rank)];
+    const std::string name = are_found ? "that of " + first.host_name : core::quoted(first.region);
+    text += (region == 0 ? " " : ", ") + name + " of " + counted(nodes.size(), "node");
   }
   return text;
 }

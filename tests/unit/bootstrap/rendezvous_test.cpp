@@ -1108,3 +1108,30 @@ TEST_CASE("bootstrap/rendezvous: who waits in vain hears in which life the absen
   CHECK(contains(message(ours.member(0)),
                  "rank 2 was last seen in life 'other.0.4' of this group, this rank is in 'run.0.0'"));
 }
+
+TEST_CASE("bootstrap/rendezvous: rank 0 finds regions from what the nodes have measured, and all members hear of them",
+          "[bootstrap][fast]") {
+  using Table = std::vector<std::vector<std::uint32_t>>;
+  for (const bool are_found : {true, false}) {
+    World world(12);  // three nodes
+    Table seen;
+    for (int rank = 0; rank < 12; ++rank) {
+      world.options(rank).prove = [rank, turns = 3](const Roster&) mutable {
+        if (--turns > 0) return MemoryProof::pending();
+        const auto node = static_cast<std::uint32_t>(rank / 4);
+        return MemoryProof::ok(rank % 4 == 0 ? std::vector{node + 1, node + 2, node + 3}
+                                             : std::vector<std::uint32_t>());
+      };
+      world.options(rank).find_regions = [&seen, are_found, rank](const Table& round_trips) {
+        CHECK(rank == 0);
+        seen = round_trips;
+        return are_found ? std::vector{0, 1, 0} : std::vector<int>();
+      };
+    }
+    world.start_all();
+    REQUIRE(world.run(Phase::kReady));
+    world.check_agreement();
+    CHECK(seen == Table{{1, 2, 3}, {2, 3, 4}, {3, 4, 5}});
+    CHECK(world.member(11).roster().region_of == (are_found ? std::vector{0, 1, 0} : std::vector<int>()));
+  }
+}

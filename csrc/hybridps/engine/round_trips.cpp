@@ -1,0 +1,55 @@
+#include "hybridps/engine/round_trips.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hybridps/engine/records.h"
+#include "hybridps/transport/tcp/tcp_wire.h"
+
+namespace hybridps::engine {
+
+bool RoundTrips::are_wanted(const bootstrap::Roster& roster, int me) {
+  const int my_node = roster.node_of[static_cast<std::size_t>(me)];
+  return roster.node_count() > 1 && !roster.names_servers && roster.ranks_of_node(my_node).front() == me &&
+         std::all_of(roster.members.begin(), roster.members.end(),
+                     [](const bootstrap::MemberRecord& member) { return member.region.empty(); });
+}
+
+RoundTrips::RoundTrips(const bootstrap::Roster& roster, int me, KnownRoundTrips& known) : known_(known) {
+  for (int node = 0; node < roster.node_count(); ++node) {
+    const auto first = static_cast<std::size_t>(roster.ranks_of_node(node).front());
+    const bootstrap::MemberRecord& member = roster.members[first];
+    const bool is_here = static_cast<int>(first) == me;
+    nodes_.push_back(is_here ? core::EngineId{} : member.engine);
+    if (is_here || known_.count(member.engine) > 0) continue;
+    const auto address = transport::decode_tcp_address(to_transport(member.control_address));
+    paths_.push_back({member.engine, {}, nullptr});
+    if (address.is_ok()) paths_.back().address = address.value().socket;
+  }
+}
+
+bool RoundTrips::step(core::TimePoint now) {
+  for (std::size_t i = 0; i < std::min(paths_.size(), kAtOnce);) {
+    Path& path = paths_[i];
+    if (path.address && !path.measured) path.measured = std::make_unique<transport::RoundTrip>(*path.address, now);
+    const std::optional<std::uint32_t> us = path.measured ? path.measured->step(now) : 0;
+    if (!us) {
+      ++i;
+      continue;
+    }
+    known_[path.engine] = *us;
+    paths_.erase(paths_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return paths_.empty();
+}
+
+std::vector<std::uint32_t> RoundTrips::by_node() const {
+  std::vector<std::uint32_t> found;
+  for (const core::EngineId engine : nodes_) {
+    const auto known = known_.find(engine);
+    found.push_back(known == known_.end() ? 0 : known->second);
+  }
+  return found;
+}
+
+}  // namespace hybridps::engine

@@ -1,0 +1,54 @@
+// hybridps/engine/round_trips.h: a node's round trips to the other nodes of a group that is being made.
+//
+// Model    The first rank of each node measures the path to the first rank of each other node
+// (transport/tcp/round_trip).
+//          What was measured is kept for the groups that come later, so that all groups of a process agree.
+// Threads  one at a time: the joiner's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "hybridps/bootstrap/record.h"
+#include "hybridps/core/clock.h"
+#include "hybridps/core/ids.h"
+#include "hybridps/core/pinned.h"
+#include "hybridps/transport/tcp/round_trip.h"
+
+namespace hybridps::engine {
+
+/// By engine: microseconds; 0: could not be measured.
+using KnownRoundTrips = std::unordered_map<core::EngineId, std::uint32_t>;
+
+class RoundTrips : core::Pinned {
+ public:
+  /// Connections that are opened at a time: each takes a descriptor.
+  static constexpr std::size_t kAtOnce = 64;
+
+  /// Whether rank `me` measures: regions are neither declared nor excluded.
+  static bool are_wanted(const bootstrap::Roster& roster, int me);
+
+  RoundTrips(const bootstrap::Roster& roster, int me, KnownRoundTrips& known);
+  /// True: over.
+  bool step(core::TimePoint now);
+  /// By node (MemoryProof::round_trips). Call when over.
+  std::vector<std::uint32_t> by_node() const;
+
+ private:
+  struct Path {
+    core::EngineId engine;
+    std::optional<transport::SocketAddress> address;
+    std::unique_ptr<transport::RoundTrip> measured;
+  };
+
+  KnownRoundTrips& known_;
+  std::vector<core::EngineId> nodes_;  // the first engine of each node; engine 0: this node
+  std::deque<Path> paths_;             // still to be measured; the first kAtOnce are under way
+};
+
+}  // namespace hybridps::engine

@@ -1,5 +1,11 @@
-"""Nodes in regions (HYBRIDPS_REGION): every collective is right, all ranks get the same bits, and a wrong declaration is
-told."""
+"""Nodes in regions (HYBRIDPS_REGION, or found by round trips): every collective is right, all ranks get the same bits, and a
+wrong declaration is told."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import harness
 import pytest
@@ -7,6 +13,11 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 from reference import Checker
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "benchmarks" / "lab")]
+import hosts  # noqa: E402
+import lab  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="regions are hybridps's own idea")
 
@@ -79,3 +90,57 @@ def test_ranks_of_one_node_in_two_regions_are_told():
     apart = {0: {"HYBRIDPS_REGION": "east"}, 1: {"HYBRIDPS_REGION": "west"}}
     for report in run_ranks(nothing, "2", rank_env=apart, check=False).reports:
         assert "ranks of one node have different HYBRIDPS_REGION" in report.error
+
+
+# A rank of its own interpreter, since it lives in other namespaces than the test. Sums of fp32 show the order in which the
+# ranks were added.
+FAR = """
+import json
+import torch, torch.distributed as dist
+dist.init_process_group("hybridps")
+rank, world = dist.get_rank(), dist.get_world_size()
+some = dist.new_group([0, 2, 3])
+values = [torch.randn(100_003, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+whole, part = values[rank].clone(), values[rank].clone()
+dist.all_reduce(whole)
+if rank != 1:
+    dist.all_reduce(part, group=some)
+a, b, c, d = values
+by_region = [torch.equal(whole, (a + b) + (c + d)), rank == 1 or torch.equal(part, a + (c + d))]
+print(json.dumps({"by_region": by_region, "flat": torch.equal(whole, ((a + b) + c) + d)}), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("delay_ms", [2, 0])
+def test_found_by_round_trips(delay_ms):
+    """Two sites that are 4 ms apart are regions, without a setting. Hosts without a delay between them are none."""
+    region_of = {"a": 0, "b": 0, "c": 1, "d": 1}
+    try:
+        far = hosts.Uplinks(region_of, [1000, 1000], delay_ms=delay_ms, relay=lab.relay_program() if delay_ms else None)
+        network = hosts.Hosts(list(region_of), uplinks=far)
+    except (hosts.Failed, OSError) as error:
+        pytest.skip(f"no namespaces here: {error}")
+    ranks = []
+    try:
+        for rank, name in enumerate(region_of):
+            environment = {k: v for k, v in os.environ.items() if k != "HYBRIDPS_REGION"} | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(region_of)),
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": network.address["a"],
+                "MASTER_PORT": "29500",
+                "HYBRIDPS_NODE": name,
+                "HYBRIDPS_INTERFACE": hosts.INTERFACE,
+                "OMP_NUM_THREADS": "1",
+            }
+            pipe = {"stdout": subprocess.PIPE, "text": True}
+            ranks.append(network.popen(name, [sys.executable, "-c", FAR], env=environment, **pipe))
+        for rank in ranks:
+            found = json.loads(rank.communicate(timeout=120)[0])
+            assert found == {"by_region": [True, True], "flat": False} if delay_ms else found["flat"]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        network.close()

@@ -174,7 +174,7 @@ class Run:
             if self.setup.declared:
                 rates = self.setup.cards or (self.mbit[name],)
                 environment["HYBRIDPS_NIC_GBPS"] = ",".join(f"{rate / 1000:g}" for rate in rates)
-            if self.setup.regions:
+            if self.setup.declares_regions:
                 region = self.setup.region_of[rank // ranks]
                 environment["HYBRIDPS_REGION"] = f"{region}@{self.setup.uplinks[region] / 1000:g}"
             if not self.setup.small_first:

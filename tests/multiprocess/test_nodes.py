@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -87,3 +88,39 @@ def test_hosts_that_claim_to_be_one_node_are_told_apart():
     # Two nodes, whatever they call themselves: each sends its sum once, divided among the ranks of a.
     assert results[0]["sent"] + results[1]["sent"] == 400_000
     assert results[2]["sent"] == 400_000
+
+
+def sockets_of_peers(rank, world):
+    """What the sockets to the other rank were told: {(congestion control, bytes a second, class of the packets)}."""
+    tensor = torch.ones(100_000)
+    dist.all_reduce(tensor)
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            made = socket.socket(fileno=os.dup(int(entry)))
+        except OSError:  # no socket
+            continue
+        with made:
+            is_tcp = made.family == socket.AF_INET and made.type == socket.SOCK_STREAM
+            if is_tcp and made.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0:
+                name = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+                rate = int.from_bytes(made.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), "little")
+                found.add((name, rate, made.getsockopt(socket.IPPROTO_IP, socket.IP_TOS)))
+    return found
+
+
+SO_MAX_PACING_RATE = 47
+
+
+@needs_hybridps
+def test_connections_go_as_the_settings_say():
+    env = {"HYBRIDPS_TCP_CONGESTION": "reno", "HYBRIDPS_TCP_GBPS": "1", "HYBRIDPS_DSCP": "10"}
+    for found in run_ranks(sockets_of_peers, "1+1", env=env, store="file"):
+        assert found == {("reno", 125_000_000, 40)}
+
+
+@needs_hybridps
+def test_a_congestion_control_that_the_kernel_lacks_is_told():
+    launch = run_ranks(sockets_of_peers, "1+1", env={"HYBRIDPS_TCP_CONGESTION": "none-such"}, check=False)
+    for report in launch.reports:
+        assert "HYBRIDPS_TCP_CONGESTION=none-such: this kernel has:" in report.error and "reno" in report.error

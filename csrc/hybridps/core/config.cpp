@@ -64,7 +64,8 @@ const auto& settings() {
           "Region of this rank's node, a rack or a site: a name, or east@0.5 with the rate of its uplink in Gbit/s. "
           "Nodes of one region reach each other better than those of others; sums then cross the network between "
           "regions once per region. Of three regions or more, those with a slow uplink then own less. Set on all "
-          "ranks or on none. Unset: nodes more than 1 ms apart are found to be in other regions. One name on all ranks: "
+          "ranks or on none. Unset: nodes more than 1 ms apart are found to be in other regions. One name on all "
+          "ranks: "
           "no regions."},
       Setting{
           "SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
@@ -88,6 +89,15 @@ const auto& settings() {
           "TCP ports that ranks listen on for each other, as 20000-20099, for firewalls that let named ports in. Of "
           "each machine: two for each rank, and one more for each further network card and connection. Unset: any "
           "free port."},
+      Setting{"TCP_CONGESTION", SettingKind::kText, &Config::tcp_congestion, "", 0, 0,
+              "Congestion control of all TCP connections, as bbr where the path loses packets. Unset: the kernel's "
+              "(net.ipv4.tcp_congestion_control)."},
+      Setting{
+          "TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
+          "The most that one TCP connection sends, paced by the kernel. For a network that is shared with others. 0: "
+          "no limit."},
+      Setting{"DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
+              "The class of all packets over TCP, for routers and switches that go by it (RFC 2474)."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},

@@ -49,6 +49,9 @@ struct Config {
   std::string token_file;
   std::string interface;
   PortRange ports;
+  std::string tcp_congestion;
+  double tcp_gbps = 0;
+  std::int64_t dscp = 0;
   std::string data_interfaces;
   DataTransport data_transport = DataTransport::kAuto;
   std::vector<double> nic_gbps = {0};  // one value: of the whole machine; else one value for each data interface

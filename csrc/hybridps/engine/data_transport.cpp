@@ -39,6 +39,9 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.redial_for = from.patience;
   options.port_first = from.ports.first;
   options.port_last = from.ports.last;
+  options.congestion = from.tcp_congestion;
+  options.bytes_per_second_max = from.tcp_gbps * 1e9 / 8;
+  options.dscp = from.dscp;
   return as_transport(transport::TcpTransport::create(options));
 }
 
@@ -50,6 +53,9 @@ DataOptions data_options(const core::Config& config, core::Duration close_timeou
   options.user_timeout = std::max(options.user_timeout, core::from_seconds(2 * config.dead_seconds));
   options.patience = core::from_seconds(config.dead_seconds);
   options.ports = config.ports;
+  options.tcp_congestion = config.tcp_congestion;
+  options.tcp_gbps = config.tcp_gbps;
+  options.dscp = static_cast<int>(config.dscp);
   return options;
 }
 

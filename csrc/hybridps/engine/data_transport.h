@@ -48,7 +48,10 @@ struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
   /// UCX's limit for unacknowledged data over TCP. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats first.
   core::Duration user_timeout = core::from_seconds(10);
-  core::PortRange ports;  // of our own TCP
+  core::PortRange ports;  // of our own TCP, as are the next three
+  std::string tcp_congestion;
+  double tcp_gbps = 0;
+  int dscp = 0;
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)

@@ -70,6 +70,15 @@ void TcpTransportImpl::set_options(int socket) const {
     const auto ms = static_cast<unsigned>(core::to_seconds(options_.user_timeout) * 1000);
     (void)::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
   }
+  if (!options_.congestion.empty())
+    (void)::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, options_.congestion.data(),
+                       static_cast<socklen_t>(options_.congestion.size()));
+  if (const auto rate = static_cast<std::uint64_t>(options_.bytes_per_second_max); rate > 0)
+    (void)::setsockopt(socket, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate);
+  if (const int type_of_service = options_.dscp << 2; type_of_service > 0) {  // the two bits below are for ECN
+    (void)::setsockopt(socket, IPPROTO_IP, IP_TOS, &type_of_service, sizeof type_of_service);
+    (void)::setsockopt(socket, IPPROTO_IPV6, IPV6_TCLASS, &type_of_service, sizeof type_of_service);
+  }
   (void)::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   (void)::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepAliveSeconds, sizeof kKeepAliveSeconds);
   (void)::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepAliveSeconds, sizeof kKeepAliveSeconds);

@@ -18,6 +18,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -35,6 +36,22 @@ constexpr int kBacklog = 4096;
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
 constexpr long kTellAfterNs = 40'000'000;
+
+core::Status no_congestion_control(const std::string& wanted, int error) {
+  const auto listed = [](const char* name) {
+    std::ifstream file(std::string("/proc/sys/net/ipv4/tcp_") + name + "_congestion_control");
+    std::string text;
+    std::getline(file, text);
+    return text.empty() ? std::string("not known") : text;
+  };
+  const std::string why = error == EPERM ? "only root may choose it here; others may choose: " + listed("allowed") +
+                                               " (net.ipv4.tcp_allowed_congestion_control)"
+                                         : "this kernel has: " + listed("available") +
+                                               "; a module may have to be "
+                                               "loaded, as by `modprobe tcp_" +
+                                               wanted + "`";
+  return {core::Code::kInvalidArgument, "HYBRIDPS_TCP_CONGESTION=" + wanted + ": " + why};
+}
 
 }  // namespace
 
@@ -90,7 +107,13 @@ core::Status TcpTransportImpl::listen() {
     const SocketAddress here = *parse_address(options_.address, port);
     listener_ = make_socket(here.name.ss_family);
     if (!listener_) return socket_error("no socket for " + name_, errno);
-    const int on = 1;  // a port that a process left a moment ago is free
+    // What the kernel refuses here it would refuse on each connection, where nobody looks.
+    if (const std::string& wanted = options_.congestion;
+        !wanted.empty() && ::setsockopt(listener_.get(), IPPROTO_TCP, TCP_CONGESTION, wanted.data(),
+                                        static_cast<socklen_t>(wanted.size())) != 0)
+      return no_congestion_control(wanted, errno);
+    set_options(listener_.get());  // the kernel answers a SYN with them
+    const int on = 1;              // a port that a process left a moment ago is free
     if (port != 0) (void)::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (::bind(listener_.get(), here.get(), here.bytes) == 0 && ::listen(listener_.get(), kBacklog) == 0)
       return core::Status::ok();

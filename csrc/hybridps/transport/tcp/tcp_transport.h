@@ -38,6 +38,12 @@ struct TcpOptions {
   /// The kernel gives up on unacknowledged data, and on connecting, after this time; 0: the kernel's default. The
   /// connection is then made again: sooner than the kernel's own retries, which come later and later.
   core::Duration user_timeout = core::from_seconds(3);
+  /// The congestion control of all connections; empty: the kernel's.
+  std::string congestion;
+  /// The most that a connection sends, in bytes a second; 0: no limit.
+  double bytes_per_second_max = 0;
+  /// The class of all packets (RFC 2474), 0..63.
+  int dscp = 0;
   /// A connecting side has this long to send its greeting.
   core::Duration greeting_timeout = core::from_seconds(10);
   /// A connection that is lost is made again, and goes on after the last byte that arrived. It is tried for this long.
@@ -64,7 +70,7 @@ struct TcpCounters {
 
 class TcpTransport : public Transport {
  public:
-  /// kInvalidArgument: no such address here. kOutOfResources: no descriptors.
+  /// kInvalidArgument: no such address, or no such congestion control, here. kOutOfResources: no descriptors.
   static core::Result<std::unique_ptr<TcpTransport>> create(const TcpOptions& options);
 
   virtual TcpCounters counters() const noexcept = 0;

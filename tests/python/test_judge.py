@@ -134,6 +134,36 @@ def test_a_slow_card_by_the_queue_in_front_of_it(slow):
     assert status.judge(job(peers=delays(slow))) == []  # nothing is on its way: old figures
 
 
+def test_a_long_way_is_no_queue():
+    """One host of a job is 20 ms away, and nothing waits."""
+    peers = delays(2)
+    for others in peers.values():
+        for peer in others:
+            peer["tcp_min_rtt_us"] = peer["tcp_rtt_us"] - 100
+    busy = dict.fromkeys(range(3), WAITS)
+    assert kinds(status.judge(job(groups=busy, peers=peers))) == [("busy", [])]
+
+
+@pytest.mark.parametrize(("queue_ms", "inside_ms", "told"), [(5, 0.4, True), (5, 4, False), (0.5, 0.1, False)])
+def test_the_way_between_regions(queue_ms, inside_ms, told):
+    whole = job(size=4, groups=dict.fromkeys(range(4), WAITS))
+    for engine, snapshot in whole["engines"].items():
+        rank = int(engine[1:])
+        for group in snapshot["groups"]:
+            for member, one in enumerate(group["members"]):
+                one["region"] = member // 2
+        for other in range(4):
+            far = rank // 2 != other // 2
+            trip = {"tcp_min_rtt_us": 5e4 if far else 100}
+            trip["tcp_rtt_us"] = trip["tcp_min_rtt_us"] + 1e3 * (queue_ms if far else inside_ms)
+            if other != rank:
+                snapshot["peers"].append({"engine": f"e{other}", "where": ""} | trip)
+    found = status.judge(whole)
+    assert kinds(found) == ([("slow path", [])] if told else []) + [("busy", [])]
+    if told:
+        assert "between box0 (rank 0), box1 (rank 1) and box2 (rank 2), box3 (rank 3) wait for 5.0 ms" in found[0]["text"]
+
+
 def test_of_two_nodes_none_is_called_slow():
     two = job(size=2, groups=dict.fromkeys(range(2), WAITS), peers={0: [{"engine": "e1", "where": "", "tcp_rtt_us": 5e4}]})
     assert kinds(status.judge(two)) == [("busy", [])]

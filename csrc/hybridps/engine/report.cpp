@@ -61,6 +61,7 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
           .field("packing", flow::text_of(flow->packing));
     if (const auto path = paths.find(id); path != paths.end())
       json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds)
+          .field("tcp_min_rtt_us", 1e6 * path->second.min_rtt_seconds)
           .field("tcp_retransmits", path->second.retransmits)
           .field("tcp_resumptions", path->second.resumptions);
     json.end();

@@ -29,3 +29,8 @@ def plot_complaint() -> str:
 def load_of_machine() -> str:
     with open("/proc/loadavg") as file:
         return " ".join(file.read().split()[:3])
+
+
+def ranks_text(ranks: list[int]) -> str:
+    ranks = sorted(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"

@@ -21,9 +21,9 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from statistics import median
 
-from hybridps.tools.output import table
+from hybridps.tools.network import judge_network
+from hybridps.tools.output import ranks_text, table
 
 # Seconds. A process answers for itself in milliseconds, 0.3 s after which its own thread gives its engine up; with a group on
 # its way it has 0.12 s more to see who is missing. For a job it waits 0.45 s for the others.
@@ -32,9 +32,6 @@ JOB_PATIENCE = 1.6
 FIRST_ANSWERS = 0.45
 # What waits for less is on its way.
 WAITS_SECONDS = 0.1
-SLOW_CARD = 0.67  # of what the others carry
-MOVES = 1e5  # bytes/s, over the last second
-SLOW_DELAY = 1e-3  # below it no network sets the pace
 
 
 def folder() -> Path | None:
@@ -209,11 +206,6 @@ def collect(place: Path | None = None) -> tuple[list[dict], list[dict]]:
 # --- what follows ----------------------------------------------------------------------------------------------------
 
 
-def _ranks(ranks: list[int]) -> str:
-    ranks = sorted(ranks)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
-
-
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
@@ -263,7 +255,7 @@ def _judge_joining(group: dict, name: str, findings: list[dict]) -> None:
     named = re.search(r"ranks \[([\d, ]+)\]", said[0]) if said else None
     missing = [int(rank) for rank in named[1].split(",")] if named else sorted(set(range(group["size"])) - set(group["by_rank"]))
     if waited >= WAITS_SECONDS:
-        text = f"{_ranks(sorted(joining))}{name}: waiting for the group to be complete since {_seconds(waited)}"
+        text = f"{ranks_text(sorted(joining))}{name}: waiting for the group to be complete since {_seconds(waited)}"
         text += f": {said[0]}" if said else ""
         findings.append({"kind": "missing", "group": group["name"], "ranks": missing, "text": text})
 
@@ -323,14 +315,14 @@ def _judge_oldest(group: dict, name: str, findings: list[dict]) -> None:
                 "waiting": waiting,
                 "sequence": sequence,
                 "seconds": operation["seconds"],
-                "text": f"{_ranks(waiting)}{name} wait for {_ranks(late)} since {_seconds(operation['seconds'])} in seq "
+                "text": f"{ranks_text(waiting)}{name} wait for {ranks_text(late)} since {_seconds(operation['seconds'])} in seq "
                 f"{sequence}, {operation['what']}: {'; '.join(described)}",
             }
         )
         return
     owing = sorted({server for g in by_rank.values() for o in g.get("pending", []) for server in o["servers_owing"]})
     done = f"{operation['chunks_done']}/{operation['chunks']} chunks done"
-    text = f"{_ranks(waiting)}{name} are in seq {sequence}, {operation['what']}, since {_seconds(operation['seconds'])}; {done}"
+    text = f"{ranks_text(waiting)}{name} are in seq {sequence}, {operation['what']}, since {_seconds(operation['seconds'])}; {done}"
     if owing and operation["seconds"] >= 1:
         text += f"; owed by dedicated servers {owing}"
     findings.append(
@@ -346,79 +338,10 @@ def _judge_oldest(group: dict, name: str, findings: list[dict]) -> None:
     )
 
 
-def _judge_cards(job: dict, findings: list[dict]) -> None:
-    members = members_of(job)
-    nodes: dict[int, list[int]] = {}
-    for rank, member in enumerate(members):
-        if not member["server"]:
-            nodes.setdefault(member["node"], []).append(rank)
-    if len(nodes) < 3:
-        return  # of two either may be the one
-    names = {}
-    for node, ranks in nodes.items():
-        snapshot = job["engines"].get(members[ranks[0]]["engine"])
-        host = snapshot["host"] if snapshot else members[ranks[0]]["where"].split(" pid ")[0]
-        names[node] = f"{host} ({_ranks(ranks)})"
-    servers = [member for member in members if member["server"]]
-    # What the job has found itself, by measuring (rank 0 knows).
-    for snapshot in job["engines"].values():
-        for group in snapshot.get("groups", []):
-            rates = group.get("rates_found") or []
-            if not group.get("world") or len(rates) != len(nodes) + len(servers):
-                continue
-            for index, rate in enumerate(rates):
-                others = median([other for i, other in enumerate(rates) if i != index])
-                if not 0 < rate < SLOW_CARD * others:
-                    continue
-                is_node = index < len(nodes)
-                name = names[index] if is_node else f"the dedicated server {servers[index - len(nodes)]['where']}"
-                findings.append(
-                    {
-                        "kind": "slow card",
-                        "group": group["name"],
-                        "ranks": nodes[index] if is_node else [],
-                        "text": f"the network of {name} is slow: it was found to carry {8e-9 * rate:.3g} Gbit/s, the others "
-                        f"{8e-9 * others:.3g} or more; shares {[round(share, 3) for share in group.get('shares', [])]}",
-                    }
-                )
-            if any(finding["kind"] == "slow card" for finding in findings):
-                return
-    # Else the one that has a queue in front of it, whoever the other side is.
-    node_of = {member["engine"]: member["node"] for member in members if not member["server"]}
-    least: dict[int, float] = {}
-    for engine, snapshot in job["engines"].items():
-        if engine not in node_of:
-            continue
-        for peer in snapshot.get("peers", []):
-            there = node_of.get(peer["engine"])
-            if there is None or there == node_of[engine] or not peer.get("tcp_rtt_us"):
-                continue
-            for node in (there, node_of[engine]):
-                seconds = 1e-6 * peer["tcp_rtt_us"]
-                least[node] = min(least.get(node, seconds), seconds)
-    # Figures of now: an operation is on its way, or was a moment ago.
-    nets = [snapshot["net"] for snapshot in job["engines"].values()]
-    moves = any(max(net["tx_bytes_per_second"], net["rx_bytes_per_second"]) > MOVES for net in nets)
-    if len(least) < 3 or not (moves or any(finding["kind"] == "busy" for finding in findings)):
-        return
-    node, delay = max(least.items(), key=lambda item: item[1])
-    others = max(value for key, value in least.items() if key != node)
-    if delay >= SLOW_DELAY and delay >= 2 * others:
-        findings.append(
-            {
-                "kind": "slow card",
-                "group": "",
-                "ranks": nodes[node],
-                "text": f"the network of {names[node]} sets the pace: messages to and from it take {1e3 * delay:.1f} ms, "
-                f"between others {1e3 * others:.1f} ms",
-            }
-        )
-
-
 def judge(job: dict) -> list[dict]:
     """What is the matter, the worst first: {"kind", "ranks" (group ranks to blame), "text", ...}. Kinds: "stopped" (by SIGSTOP or
     a debugger), "silent", "failed", "missing" (has not come to a group), "late" (has not called an operation in which others
-    wait), "message", "slow card", "busy" (an operation on its way)."""
+    wait), "message", "slow card", "slow path", "busy" (an operation on its way)."""
     findings: list[dict] = []
     members = members_of(job)
     rank_of = {member["engine"]: rank for rank, member in enumerate(members)}
@@ -457,8 +380,8 @@ def judge(job: dict) -> list[dict]:
         )
     for group in groups_of(job).values():
         _judge_group(group, findings)
-    _judge_cards(job, findings)
-    order = ["stopped", "silent", "dead", "failed", "missing", "slow card", "late", "message", "busy"]
+    judge_network(job, members, findings)
+    order = ["stopped", "silent", "dead", "failed", "missing", "slow card", "slow path", "late", "message", "busy"]
     return sorted(findings, key=lambda finding: order.index(finding["kind"]))
 
 

@@ -3,10 +3,11 @@
 import json
 import sys
 
+from hybridps.backend import load
 from hybridps.tools.cluster import show
 from hybridps.tools.cluster.meeting import Complaint, examine, join
 from hybridps.tools.cluster.record import record
-from hybridps.tools.cluster.verdict import verdict
+from hybridps.tools.cluster.verdict import round_trips, verdict
 from hybridps.tools.output import plot_complaint
 
 
@@ -28,6 +29,10 @@ def run(arguments, interfaces: list[tuple[str, str, str, str]]) -> int:
         return 1
     if result is None:
         return 0
+    try:
+        result["region_of"] = load.load_extension().find_regions(round_trips(result))
+    except ImportError:  # said by the rank's record
+        result["region_of"] = []
     problems, notes = verdict(result)
     for line in show.report(result):
         print(line)

@@ -52,6 +52,15 @@ def _drain(connection: socket.socket) -> float:
     return (total - had) / (end - at) if end > at else total / max(end - begin, 1e-9)
 
 
+def _segments(connection: socket.socket) -> tuple[int, int]:
+    """(segments that were sent, of these again) on this connection so far. tcpi_segs_out and tcpi_total_retrans of
+    linux/tcp.h."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
+    if len(info) < 140:  # an older kernel
+        return 0, 0
+    return struct.unpack_from("=I", info, 136)[0], struct.unpack_from("=I", info, 100)[0]
+
+
 def _pour(connection: socket.socket, seconds: float) -> None:
     frame = struct.pack("!I", FRAME) + bytes(FRAME)
     until = time.monotonic() + seconds
@@ -173,7 +182,7 @@ def _connect(source: str, to: str, port: int, secret: bytes, packet: int = 0) ->
 
 def probe(own: dict, other: dict, secret: bytes, seconds: float) -> dict:
     """What a card is to another machine's: rates both ways (bytes/s), round trip (us), the other's clock minus this
-    one's (s)."""
+    one's (s), the part of the packets there that had to be sent again."""
     mtu = min([65535, *filter(None, (own["mtu"], other["mtu"]))])  # what an IP packet holds at most
     try:
         path_mtu = _path_mtu(own["address"], other["address"], other["udp_port"], secret, mtu)
@@ -191,6 +200,7 @@ def probe(own: dict, other: dict, secret: bytes, seconds: float) -> dict:
             connection.sendall(b"S")
             _pour(connection, seconds)
             there = struct.unpack("!d", _receive(connection, 8))[0]
+            sent, again = _segments(connection)
             connection.sendall(b"G" + struct.pack("!d", seconds))
             back_rate = _drain(connection)
     except OSError as error:
@@ -204,6 +214,7 @@ def probe(own: dict, other: dict, secret: bytes, seconds: float) -> dict:
         "clock_error": trips[best] / 2e6,
         "path_mtu": path_mtu,
         "mtu": mtu,
+        "sent_again": again / sent if sent else 0.0,
     }
 
 

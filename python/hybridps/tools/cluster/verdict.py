@@ -3,8 +3,9 @@
 import statistics
 
 SLOW = 0.7  # a card or path that carries less than this part of the others' median is said to be slow
+LOST = 0.0005  # of the packets: more is said
 # What may differ from machine to machine by its meaning, and is no matter for a note.
-OF_ONE_MACHINE = {"NODE", "INTERFACE", "DATA_INTERFACES", "NIC_GBPS", "TOKEN", "TOKEN_FILE", "METRICS_FILE", "LOG_LEVEL"}
+OF_ONE_MACHINE = {"NODE", "REGION", "INTERFACE", "DATA_INTERFACES", "NIC_GBPS", "TOKEN", "TOKEN_FILE", "METRICS_FILE", "LOG_LEVEL"}
 
 
 def directed(result: dict) -> dict[tuple[tuple[int, str], tuple[int, str]], dict]:
@@ -15,7 +16,7 @@ def directed(result: dict) -> dict[tuple[tuple[int, str], tuple[int, str]], dict
         if path.get("error"):
             found[here, there] = {"error": path["error"]}
         elif "rate" in path:
-            shared = {key: path[key] for key in ("trip_us", "path_mtu", "mtu")}
+            shared = {key: path[key] for key in ("trip_us", "path_mtu", "mtu", "sent_again")}
             found[here, there] = {
                 **shared,
                 "rate": path["rate"],
@@ -54,7 +55,7 @@ def verdict(result: dict) -> tuple[list[str], list[str]]:
     """(problems, notes): what keeps a job from starting or being right, and what makes it slow or is worth knowing."""
     problems: list[str] = []
     notes: list[str] = []
-    for look in (_at_machines, _at_versions, _at_settings, _at_ways, _at_mtus, _at_rates, _at_clocks_and_limits):
+    for look in (_at_machines, _at_versions, _at_settings, _at_ways, _at_mtus, _at_regions, _at_rates, _at_clocks_and_limits):
         look(result, problems, notes)
     return problems, notes
 
@@ -130,6 +131,43 @@ def _at_mtus(result: dict, problems: list[str], notes: list[str]) -> None:
             mtus.setdefault(str(card["mtu"]), []).append(f"{node['host']} ({card['name']})")
     if len(mtus) > 1:
         notes.append(f"the cards' MTU differs: {_differing(mtus)}")
+
+
+def round_trips(result: dict) -> list[list[int]]:
+    """Microseconds from each machine to each, over the nearest of their cards; 0: not known."""
+    count = len(result["nodes"])
+    trips = [[0] * count for _ in range(count)]
+    for (here, there), path in directed(result).items():
+        if here[0] != there[0] and path.get("trip_us"):
+            trip = max(1, round(path["trip_us"]))
+            known = trips[here[0]][there[0]]
+            trips[here[0]][there[0]] = min(known, trip) if known else trip
+    return trips
+
+
+def _at_regions(result: dict, _problems: list[str], notes: list[str]) -> None:
+    """Machines that are far from each other, and what the way between them is like."""
+    region_of, trips = result.get("region_of"), round_trips(result)
+    if region_of:
+        regions = [[node for node, region in enumerate(region_of) if region == r] for r in range(max(region_of) + 1)]
+        hosts = "; ".join(", ".join(result["nodes"][node]["host"] for node in nodes) for nodes in regions)
+        nodes = range(len(trips))
+        least = min(trips[a][b] for a in nodes for b in nodes if trips[a][b] and region_of[a] != region_of[b])
+        declared = any("REGION" in one["settings"] for one in result["ranks"])
+        notes.append(
+            f"round trips show {len(regions)} regions, {least / 1e3:.3g} ms apart: {hosts}. "
+            + ("HYBRIDPS_REGION is set, and counts" if declared else "A job finds them by itself")
+            + " (docs/regions.md)"
+        )
+    told = set()
+    for (here, there), path in directed(result).items():
+        again = path.get("sent_again", 0.0)
+        if again >= LOST and frozenset((here, there)) not in told:
+            told.add(frozenset((here, there)))
+            notes.append(
+                f"{_name(result, here)} to {_name(result, there)}: {again:.1%} of the packets were sent again. Where the way "
+                "loses packets, HYBRIDPS_TCP_CONGESTION=bbr or HYBRIDPS_DATA_SOCKETS=4 may carry more"
+            )
 
 
 def _at_rates(result: dict, _problems: list[str], notes: list[str]) -> None:

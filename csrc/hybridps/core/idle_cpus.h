@@ -14,7 +14,7 @@ namespace hybridps::core {
 
 class IdleCpus {
  public:
-  static constexpr auto kInterval = std::chrono::milliseconds(100);
+  static constexpr auto kInterval = std::chrono::milliseconds(500);
 
   /// The idle part, 0 to 1, between the last two readings; reads again if the last reading is kInterval old. No value:
   /// there are no two readings yet. 1 where the system does not tell.

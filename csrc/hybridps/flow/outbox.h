@@ -148,14 +148,14 @@ class Outbox : core::Pinned {
   void send_text(core::EngineId peer, wire::Message message, std::string_view text);
 
   /// Whether a chunk of the stream shall go packed now. Then its Source calls pack().
-  bool packs(const Stream& stream, std::size_t bytes);
+  bool packs(Stream& stream, std::size_t bytes);
   /// Whether bulk goes packed to some peer.
   bool packs_anywhere(MayPack may) const noexcept {
     return may == MayPack::kAlways || (may == MayPack::kWhereItPays && paths_packing_ > 0);
   }
   /// `elements`, a chunk of the stream, packed in `buffer`, which has room for `bytes`; as they are, if they would not
   /// shrink. `elements` must not lie in the buffer.
-  Payload pack(const Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer);
+  Payload pack(Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer);
   /// Writes the elements of a packed payload to `out`: payload.bytes() bytes.
   void unpack(const Delivery& payload, std::byte* out);
   Packing& packing() noexcept { return packing_; }
@@ -232,7 +232,7 @@ class Outbox : core::Pinned {
     Waiting bulk;
     bool resumes = false;  // listed in resume_
     std::int64_t traced_window = 0;
-    Path path;
+    PackingPath path;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
   };
   enum class SendResult { kSent, kNoPermit, kNoSlot, kBroken };

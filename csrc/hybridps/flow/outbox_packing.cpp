@@ -64,7 +64,7 @@ void Outbox::stop_measuring(PathRate& rate) {
 
 void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t bytes, std::size_t wire_bytes) {
   if (stream.urgent || peer.local || bytes == 0) return;
-  Path& path = peer.path;
+  PackingPath& path = peer.path;
   const bool packed_before = path.packs();
   const bool waits = path.rate().is_waiting();
   const core::TimePoint now = waits ? core::Clock::now() : core::TimePoint{};
@@ -73,28 +73,34 @@ void Outbox::measure_path(PeerState& peer, const Stream& stream, std::size_t byt
   if (path.packs() != packed_before) paths_packing_ += path.packs() ? 1 : ~std::size_t{0};
 }
 
-bool Outbox::packs(const Stream& stream, std::size_t bytes) {
+bool Outbox::packs(Stream& stream, std::size_t bytes) {
   if (stream.may_pack == MayPack::kNever || compress::Exact::of(stream.dtype) == nullptr ||
       bytes % core::size_of(stream.dtype) != 0)
     return false;
   const PeerState& peer = state_of(stream.peer);
   if (peer.local) return false;
   constexpr std::size_t kWorthTheTime = 4096;
-  return stream.may_pack == MayPack::kAlways || (peer.path.packs() && !stream.urgent && bytes >= kWorthTheTime);
+  if (stream.may_pack == MayPack::kAlways) return true;
+  if (stream.urgent || bytes < kWorthTheTime) return false;
+  if (peer.path.packs()) return true;
+  if (peer.path.state() != PathState::kBusy) return false;
+  if (stream.plain_left_ == 0) return packing_.worth_while_busy() > 0.0;
+  --stream.plain_left_;
+  return false;
 }
 
-Payload Outbox::pack(const Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer) {
+Payload Outbox::pack(Stream& stream, const std::byte* elements, std::size_t bytes, transport::Buffer buffer) {
   Payload payload{std::move(buffer), bytes};
   const compress::Exact& exact = *compress::Exact::of(stream.dtype);
   const core::TimePoint began = core::Clock::now();
-  bool encoded = false;
-  if (exact.estimate(elements, bytes) <= Packing::kWorth) {
+  const bool is_busy = stream.may_pack != MayPack::kAlways && !state_of(stream.peer).path.packs();
+  const double worth = is_busy ? packing_.worth_while_busy() : Packing::kWorth;
+  if (exact.estimate(elements, bytes) <= worth) {
     const std::size_t room = wire::kPackedFrontBytes + exact.bytes_max(bytes);
     if (packed_.size() < room) packed_.resize(room);
-    encoded = true;
     const std::size_t wire_bytes =
         wire::kPackedFrontBytes + exact.encode(elements, bytes, packed_.data() + wire::kPackedFrontBytes);
-    if (static_cast<double>(wire_bytes) <= Packing::kWorth * static_cast<double>(bytes)) {
+    if (static_cast<double>(wire_bytes) <= worth * static_cast<double>(bytes)) {
       const auto front = static_cast<std::uint32_t>(bytes);
       std::memcpy(packed_.data(), &front, sizeof front);
       std::memcpy(payload.buffer.data(), packed_.data(), wire_bytes);
@@ -104,7 +110,8 @@ Payload Outbox::pack(const Stream& stream, const std::byte* elements, std::size_
       return payload;
     }
   }
-  packing_.note_refused(core::Clock::now() - began, encoded);
+  packing_.note_refused(core::Clock::now() - began);
+  if (is_busy) stream.plain_left_ = Packing::kPlainWhileBusy;  // the stream's next chunks are probably like this one
   std::memcpy(payload.buffer.data(), elements, bytes);
   return payload;
 }

@@ -9,8 +9,6 @@
 namespace hybridps::flow {
 namespace {
 
-constexpr double kRatioStep = 1.0 / 16;
-
 /// Seconds for a byte, each way, of values like gradients in this process.
 struct CodecSpeed {
   double packing = 0.0;
@@ -62,8 +60,8 @@ void PathRate::end_wait(core::TimePoint now, core::Duration busy) noexcept {
   waiting_ = false;
 }
 
-std::optional<PathRate::Sample> PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now,
-                                              core::Duration busy) noexcept {
+std::optional<PathRate::PathSample> PathRate::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now,
+                                                  core::Duration busy) noexcept {
   if (!moves_) {
     moves_ = true;
     since_ = now;
@@ -74,7 +72,7 @@ std::optional<PathRate::Sample> PathRate::add(std::size_t bytes, std::size_t wir
   wire_bytes_ += wire_bytes;
   if (wire_bytes_ < kSampleBytes) return {};
   take(now, busy);
-  const Sample sample{bytes_, wire_bytes_, std::max(core::to_seconds(time_), 1e-9)};
+  const PathSample sample{bytes_, wire_bytes_, std::max(core::to_seconds(time_), 1e-9)};
   rates_[samples_++ % kSamples] = static_cast<double>(wire_bytes_) / sample.seconds;
   busy_part_ = core::to_seconds(busy_) / sample.seconds;
   bytes_ = wire_bytes_ = 0;
@@ -84,35 +82,46 @@ std::optional<PathRate::Sample> PathRate::add(std::size_t bytes, std::size_t wir
 
 double PathRate::value() const noexcept { return *std::max_element(rates_.begin(), rates_.end()); }
 
-bool Path::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
+double PathRate::mean() const noexcept {
+  const std::size_t count = std::min(samples_, kSamples);
+  double seconds = 0.0;  // for a byte of each sample: all samples have about as many bytes
+  for (std::size_t i = 0; i < count; ++i) seconds += 1.0 / rates_[i];
+  return count > 0 ? static_cast<double>(count) / seconds : 0.0;
+}
+
+bool PackingPath::add(std::size_t bytes, std::size_t wire_bytes, core::TimePoint now, core::Duration busy) noexcept {
   if (!rate_.is_waiting()) {
     if ((unwaited_ += wire_bytes) > kForgetBytes) set(PathState::kUnknown);
     return false;
   }
   unwaited_ = 0;
-  const std::optional<PathRate::Sample> sample = rate_.add(bytes, wire_bytes, now, busy);
+  const std::optional<PathRate::PathSample> sample = rate_.add(bytes, wire_bytes, now, busy);
   if (!sample) return false;
   if (packs() && static_cast<double>(sample->wire_bytes) <= kPacked * static_cast<double>(sample->bytes)) {
-    best_packed_ = std::max(best_packed_, static_cast<double>(sample->bytes) / sample->seconds);
-    ++samples_packed_;
+    if (samples_packed_ < PathRate::kSamples) {
+      packed_bytes_ += sample->bytes;
+      packed_seconds_ += sample->seconds;
+      ++samples_packed_;
+    }
   } else if (rest_ > 0) {
     --rest_;
   }
   return true;
 }
 
-void Path::set(PathState state) noexcept {
+void PackingPath::set(PathState state) noexcept {
   if (state == PathState::kPacks && !packs()) {
-    rate_before_ = rate_.value();
-    best_packed_ = 0.0;
+    rate_before_ = rate_.mean();
+    packed_bytes_ = 0;
+    packed_seconds_ = 0.0;
     samples_packed_ = 0;
   }
   state_ = state;
 }
 
-bool Path::rests() noexcept {
+bool PackingPath::rests() noexcept {
   if (packs() && samples_packed_ == PathRate::kSamples) {
-    if (best_packed_ < kGain * rate_before_) {
+    if (static_cast<double>(packed_bytes_) < kGain * rate_before_ * packed_seconds_) {
       rest_ = next_rest_;
       next_rest_ = std::min(2 * next_rest_, kRestMax);
     } else {
@@ -126,11 +135,11 @@ void Packing::Least::add(std::size_t bytes, core::Duration took) noexcept {
   if (bytes > 0) seconds[count++ % kChunks] = std::max(core::to_seconds(took), 1e-9) / static_cast<double>(bytes);
 }
 
-double Packing::Least::value(double unset) const noexcept {
-  double least = 0.0;
+double Packing::Least::value(double first) const noexcept {
+  double least = count < kChunks ? first : seconds.front();
   for (const double each : seconds)
-    if (each > 0.0 && (least == 0.0 || each < least)) least = each;
-  return least > 0.0 ? least : unset;
+    if (each > 0.0) least = std::min(least, each);
+  return least;
 }
 
 void Packing::note_packed(std::size_t bytes, std::size_t wire_bytes, core::Duration took) noexcept {
@@ -138,12 +147,10 @@ void Packing::note_packed(std::size_t bytes, std::size_t wire_bytes, core::Durat
   counts_.bytes += bytes;
   counts_.wire_bytes += wire_bytes;
   counts_.packing += took;
-  ratio_ += (static_cast<double>(wire_bytes) / static_cast<double>(bytes) - ratio_) * kRatioStep;
 }
 
-void Packing::note_refused(core::Duration took, bool encoded) noexcept {
+void Packing::note_refused(core::Duration took) noexcept {
   ++counts_.refused;
-  if (encoded) ratio_ += (1.0 - ratio_) * kRatioStep;
   counts_.packing += took;
 }
 
@@ -152,12 +159,16 @@ void Packing::note_unpacked(std::size_t bytes, core::Duration took) noexcept {
   counts_.unpacking += took;
 }
 
-double Packing::rate_limit() const noexcept {
+double Packing::cost() const noexcept {
   static const CodecSpeed first = measure();
-  return kCostPart * ratio_ / (packing_.value(first.packing) + unpacking_.value(first.unpacking));
+  return packing_.value(first.packing) + unpacking_.value(first.unpacking);
 }
 
-void Packing::decide(Path& path, double together, std::optional<double> idle) const noexcept {
+double Packing::rate_limit() const noexcept { return kCostPart / cost(); }
+
+double Packing::worth_while_busy() const noexcept { return std::min(kWorthBusy, 1.0 - cost() / kSocketSecondsPerByte); }
+
+void Packing::decide(PackingPath& path, double together, std::optional<double> idle) const noexcept {
   const double limit = rate_limit();
   if (path.rate().value() > limit || together > limit)
     path.set(PathState::kFast);
@@ -173,7 +184,7 @@ const char* text_of(PathState state) noexcept {
     case PathState::kUnknown: return "not measured yet";
     case PathState::kPacks: return "on";
     case PathState::kFast: return "off: the path is faster";
-    case PathState::kBusy: return "off: the cores are busy";
+    case PathState::kBusy: return "only what halves: the cores are busy";
     case PathState::kNoGain: return "off: it did not make the path faster";
   }
   return "";

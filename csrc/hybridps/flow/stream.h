@@ -162,6 +162,7 @@ struct Stream : core::Pinned {
   std::uint32_t permits_ = 0;  // chunks that hold a permit and are not sent
   bool announced_ = false;
   bool granted_all_ = false;
+  std::uint8_t plain_left_ = 0;    // chunks that go as they are, while the cores are busy
   StreamQueue::Hook turn_;         // waits for a permit, in its peer's order
   StreamQueue::Hook whole_;        // among these, has an "all chunks" grant
   StreamQueue::Hook unannounced_;  // among these, the peer has not been told

@@ -83,7 +83,7 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   void on_granted(std::uint32_t, std::uint32_t) override {}  // no rank here contributes
 
   // ResultStreams::Maker
-  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
+  flow::Payload make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override {
     transport::Buffer buffer = room(results_.wire_bytes_max(bytes));
     if (!buffer) return {};
     ++dedicated_.stats_.chunks;

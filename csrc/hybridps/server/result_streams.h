@@ -23,7 +23,7 @@ class ResultStreams final : public flow::Source, core::Pinned {
    public:
     virtual ~Maker() = default;
     /// The chunk's result as it goes on the wire, to `stream` first; no buffer: no slot is free.
-    virtual flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
+    virtual flow::Payload make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) = 0;
     /// A buffer for a result that was set aside; no buffer: no slot is free. Needed only with Keep::kUntilAllSent.
     virtual transport::Buffer room(std::size_t) { return {}; }
     virtual void on_stream_sent() = 0;

@@ -72,7 +72,7 @@ void Results::on_grant(core::EngineId peer, const wire::Grant& grant) {
   streams_.on_grant(peer, grant);
 }
 
-flow::Payload Results::make(const flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload Results::make(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
   if (!buffer) return {};
@@ -105,7 +105,7 @@ void NetResults::encode(std::uint32_t chunk) {
   if (there == nullptr) memory_.write(chunk, sum);
 }
 
-flow::Payload NetResults::make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
+flow::Payload NetResults::make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
   flow::Outbox& outbox = span_.worker.outbox();
   transport::Buffer buffer = outbox.pool().allocate(streams_.wire_bytes_max(bytes));
   if (!buffer) return {};

@@ -26,7 +26,7 @@ class NetResults final : public server::ResultStreams::Maker, core::Pinned {
   /// owner's rank and node get the same values as the others.
   void encode(std::uint32_t chunk);
 
-  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;
 
  private:
@@ -44,7 +44,7 @@ class Results final : public server::ResultStreams::Maker, core::Pinned {
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
 
-  flow::Payload make(const flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
+  flow::Payload make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;
 
  private:

@@ -169,7 +169,7 @@ bool SpanView::may_pack() const noexcept {
          std::max(run.input.bytes(), run.output.bytes()) >= run.group.info.packs_from;
 }
 
-flow::Payload SpanView::pack(const flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
+flow::Payload SpanView::pack(flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
                              transport::Buffer buffer) const {
   const observe::TraceSpan traced(worker.outbox().trace(), observe::EventType::kCopy, 0, bytes_of(chunk), run.sequence,
                                   plan.id, chunk);
@@ -211,7 +211,7 @@ void ResultMemory::read(std::uint32_t chunk, std::byte* to, core::Reader reader)
     pieces_->read(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk), to, reader);
 }
 
-flow::Payload ResultMemory::pack(const flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const {
+flow::Payload ResultMemory::pack(flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const {
   const std::byte* elements = pieces_ == nullptr
                                   ? scratch_.data() + span_.begin_of(chunk)
                                   : pieces_->contiguous(offset_ + span_.begin_of(chunk), span_.bytes_of(chunk));

@@ -85,7 +85,7 @@ struct SpanView {
   /// Whether the span's data may go packed between nodes.
   bool may_pack() const noexcept;
   /// Outbox::pack() for `elements` of the chunk.
-  flow::Payload pack(const flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
+  flow::Payload pack(flow::Stream& stream, const std::byte* elements, std::uint32_t chunk,
                      transport::Buffer buffer) const;
   /// Applies the momentum to the node's contribution `values`, if the codec has momentum.
   void accelerate(std::uint32_t chunk, std::byte* values) const;
@@ -110,7 +110,7 @@ class ResultMemory : core::Pinned {
   void read(std::uint32_t chunk, std::byte* to, core::Reader reader = core::Reader::kThisCore) const noexcept;
   void write(std::uint32_t chunk, const std::byte* from) noexcept;
   /// SpanView::pack() for the chunk.
-  flow::Payload pack(const flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const;
+  flow::Payload pack(flow::Stream& stream, std::uint32_t chunk, transport::Buffer buffer) const;
   /// A buffer that refers to the chunk in device memory, without a copy. Only if is_lent().
   transport::Buffer lend(std::uint32_t chunk) const;
   bool is_lent() const noexcept { return lent_; }

@@ -1,6 +1,7 @@
 // Whether bulk goes packed: from the bytes that left while streams waited, and the time in which this thread worked.
 #include <cmath>
 #include <random>
+#include <thread>
 
 #include "hybridps/core/dtype.h"
 #include "tests/support/catch.h"
@@ -11,7 +12,7 @@ namespace {
 using namespace hybridps;
 using namespace std::chrono_literals;
 using flow::Packing;
-using flow::Path;
+using flow::PackingPath;
 using flow::PathRate;
 using flow::PathState;
 
@@ -19,8 +20,8 @@ constexpr std::size_t kChunk = 64 << 10;
 
 /// A path that was full all the time: a sample or more at `rate` bytes a second, with this thread busy for a part of
 /// it. `gain`: elements for a byte on the wire while packing is on.
-void fill(Path& path, const Packing& packing, double rate, double busy_part, int samples = 1, double gain = 4.0 / 3,
-          std::optional<double> idle = 0.5) {
+void fill(PackingPath& path, const Packing& packing, double rate, double busy_part, int samples = 1,
+          double gain = 4.0 / 3, std::optional<double> idle = 0.5) {
   static core::TimePoint now = core::TimePoint(1h);
   static core::Duration busy{};
   path.rate().begin_wait();
@@ -37,34 +38,64 @@ void fill(Path& path, const Packing& packing, double rate, double busy_part, int
   path.rate().end_wait(now, busy);
 }
 
-/// A codec of 2 GB/s each way that saves a quarter: packing pays up to kCostPart * 0.75 GB/s.
-Packing codec() {
+/// A codec that takes so long for a megabyte each way, and saves a quarter. 500 us: packing pays up to kCostPart GB/s.
+Packing codec(core::Duration of_megabyte = 500us) {
   Packing packing;
   for (int i = 0; i < 100; ++i) {
-    packing.note_packed(1'000'000, 750'000, 500us);
-    packing.note_unpacked(1'000'000, 500us);
+    packing.note_packed(1'000'000, 750'000, of_megabyte);
+    packing.note_unpacked(1'000'000, of_megabyte);
   }
   return packing;
+}
+
+/// Packs where the Outbox says so: widened bf16, or random bits.
+struct Packed final : flow::Source {
+  explicit Packed(flow::Outbox& to, bool shrinks) : outbox(to) {
+    std::mt19937 random(1);
+    for (std::uint32_t& value : bits) value = shrinks ? (0x3f80U + random() % 256U) << 16 : random();
+  }
+  flow::Payload payload(flow::Stream& stream, std::uint32_t, std::size_t bytes) override {
+    transport::Buffer buffer = outbox.pool().allocate(bytes);
+    if (!buffer) return {};
+    if (!outbox.packs(stream, bytes)) return {std::move(buffer), bytes};
+    return outbox.pack(stream, reinterpret_cast<const std::byte*>(bits.data()), bytes, std::move(buffer));
+  }
+  void on_sent(flow::Stream&, std::uint32_t) override { ++sent; }
+  void on_permitted(flow::Stream&, std::uint32_t) override {}
+  flow::Outbox& outbox;
+  std::vector<std::uint32_t> bits = std::vector<std::uint32_t>(test::kSlot);
+  int sent = 0;
+};
+
+/// Large chunks of fp32.
+void fill_in(flow::Stream& stream, Packed& source, std::uint32_t chunks, flow::MayPack may_pack) {
+  stream.peer = test::kPeer;
+  stream.source = &source;
+  stream.bytes = std::uint64_t{chunks} * test::kLargeSlot;
+  stream.chunk_bytes = test::kLargeSlot;
+  stream.chunks = chunks;
+  stream.may_pack = may_pack;
+  stream.dtype = core::DType::kFloat32;
 }
 
 }  // namespace
 
 TEST_CASE("flow/packing: bulk goes packed where the path is slower than the codec by enough", "[flow][fast]") {
   const Packing packing = codec();
-  CHECK(packing.rate_limit() == Approx(0.75e9 * Packing::kCostPart));
-  Path slow;
+  CHECK(packing.rate_limit() == Approx(1e9 * Packing::kCostPart));
+  PackingPath slow;
   CHECK(slow.state() == PathState::kUnknown);
   fill(slow, packing, 60e6, 0.05);
   CHECK(slow.rate().value() == Approx(60e6).epsilon(0.1));
   CHECK(slow.packs());
-  Path fast;
+  PackingPath fast;
   fill(fast, packing, 2e9, 0.05);
   CHECK(fast.state() == PathState::kFast);
 }
 
 TEST_CASE("flow/packing: a path that looked fast once counts as fast for a while", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 2e9, 0.05);
   fill(path, packing, 10e6, 0.05, PathRate::kSamples - 1);  // the peer waited for others
   CHECK(path.state() == PathState::kFast);
@@ -74,7 +105,7 @@ TEST_CASE("flow/packing: a path that looked fast once counts as fast for a while
 
 TEST_CASE("flow/packing: nothing goes packed while this thread is busy, with hysteresis", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.6);
   CHECK(path.state() == PathState::kBusy);
   fill(path, packing, 60e6, 0.3);
@@ -89,23 +120,36 @@ TEST_CASE("flow/packing: nothing goes packed while this thread is busy, with hys
 
 TEST_CASE("flow/packing: nothing goes packed while all CPUs are busy, or before that is known", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   const auto take = [&](std::optional<double> idle) { fill(path, packing, 60e6, 0.05, 1, 4.0 / 3, idle); };
   take({});
   CHECK(path.state() == PathState::kBusy);
+  take(0.1);
+  CHECK(path.state() == PathState::kBusy);
   take(0.2);
-  CHECK(path.state() == PathState::kBusy);
-  take(0.3);
   CHECK(path.packs());
-  take(0.15);
+  take(0.1);
   CHECK(path.packs());
-  take(0.05);
+  take(0.03);
   CHECK(path.state() == PathState::kBusy);
+}
+
+TEST_CASE("flow/packing: while the cores are busy, only what costs no core time goes packed", "[flow][fast]") {
+  CHECK(codec().worth_while_busy() <= 0.0);  // 1 ns for a byte: more than the kernel's TCP
+  CHECK(codec(225us).worth_while_busy() == Approx(0.4));
+  CHECK(codec(150us).worth_while_busy() == Approx(0.5));
+}
+
+TEST_CASE("flow/packing: data that shrinks to nearly nothing does not make the codec look slow", "[flow][fast]") {
+  Packing packing = codec();
+  const double limit = packing.rate_limit();
+  for (int i = 0; i < 100; ++i) packing.note_packed(1'000'000, 5'000, 500us);  // zeros
+  CHECK(packing.rate_limit() == Approx(limit));
 }
 
 TEST_CASE("flow/packing: slow paths share the codec", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.05);
   packing.decide(path, 0.9 * packing.rate_limit(), 0.5);
   CHECK(path.packs());
@@ -134,7 +178,7 @@ TEST_CASE("flow/packing: only time in which bytes leave while streams wait count
 
 TEST_CASE("flow/packing: packing that does not make a path faster rests, for longer each time", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.05);
   REQUIRE(path.packs());
   fill(path, packing, 45e6, 0.05, PathRate::kSamples - 1, 1.3);  // a busy peer: as many elements as before
@@ -154,7 +198,7 @@ TEST_CASE("flow/packing: packing that does not make a path faster rests, for lon
 
 TEST_CASE("flow/packing: rests have a longest, and a gain makes the next one short", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.05);
   const auto rest_after = [&](double rate) {
     fill(path, packing, rate, 0.05, PathRate::kSamples, 1.3);
@@ -163,18 +207,18 @@ TEST_CASE("flow/packing: rests have a longest, and a gain makes the next one sho
     return rest;
   };
   for (int i = 0; i < 8; ++i) rest_after(45e6);
-  CHECK(rest_after(45e6) == Path::kRestMax);
+  CHECK(rest_after(45e6) == PackingPath::kRestMax);
   CHECK(rest_after(60e6) == 0);
   fill(path, packing, 60e6, 0.9);  // the cores are busy for a while: then a new trial begins
   REQUIRE(path.state() == PathState::kBusy);
   fill(path, packing, 60e6, 0.05);
   REQUIRE(path.packs());
-  CHECK(rest_after(45e6) == Path::kRest);
+  CHECK(rest_after(45e6) == PackingPath::kRest);
 }
 
 TEST_CASE("flow/packing: what does not go packed says nothing of packing", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.05);
   fill(path, packing, 60e6, 0.05, 10 * PathRate::kSamples, 1.0);  // of a group that packs nothing, or of whole numbers
   CHECK(path.packs());
@@ -182,10 +226,10 @@ TEST_CASE("flow/packing: what does not go packed says nothing of packing", "[flo
 
 TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fast]") {
   const Packing packing = codec();
-  Path path;
+  PackingPath path;
   fill(path, packing, 60e6, 0.05);
   REQUIRE(path.packs());
-  for (std::uint64_t bytes = 0; bytes <= Path::kForgetBytes; bytes += kChunk) {
+  for (std::uint64_t bytes = 0; bytes <= PackingPath::kForgetBytes; bytes += kChunk) {
     CHECK(path.packs());
     path.add(kChunk, kChunk, {}, {});
   }
@@ -195,7 +239,7 @@ TEST_CASE("flow/packing: a path without waits is not known any more", "[flow][fa
 TEST_CASE("flow/packing: the codec is measured before the first chunk", "[flow][fast]") {
   const Packing packing;
   CHECK(packing.rate_limit() > 1e6);
-  Path path;
+  PackingPath path;
   fill(path, packing, packing.rate_limit() / 2, 0.05);
   CHECK(path.packs());
 }
@@ -213,31 +257,9 @@ TEST_CASE("flow/packing: the permit of a packed chunk costs what goes on the wir
   setup.eager_bytes = 8 * test::kSlot;
   setup.large_slots = 32;
   test::Rig rig(setup);
-  // Sources that pack widened bf16: 12 bits of 32 for each.
-  struct Widened final : flow::Source {
-    flow::Outbox* outbox = nullptr;
-    std::vector<std::uint32_t> bits = std::vector<std::uint32_t>(test::kSlot);
-    flow::Payload payload(flow::Stream& stream, std::uint32_t, std::size_t bytes) override {
-      transport::Buffer buffer = outbox->pool().allocate(bytes);
-      if (!buffer) return {};
-      REQUIRE(outbox->packs(stream, bytes));
-      return outbox->pack(stream, reinterpret_cast<const std::byte*>(bits.data()), bytes, std::move(buffer));
-    }
-    void on_sent(flow::Stream&, std::uint32_t) override { ++sent; }
-    void on_permitted(flow::Stream&, std::uint32_t) override {}
-    int sent = 0;
-  } source;
-  source.outbox = rig.outbox.get();
-  std::mt19937 random(1);
-  for (std::uint32_t& bits : source.bits) bits = (0x3f80U + random() % 256U) << 16;
+  Packed source(*rig.outbox, true);
   flow::Stream stream;
-  stream.peer = test::kPeer;
-  stream.source = &source;
-  stream.bytes = 16 * test::kLargeSlot;
-  stream.chunk_bytes = test::kLargeSlot;
-  stream.chunks = 16;
-  stream.may_pack = flow::MayPack::kAlways;
-  stream.dtype = core::DType::kFloat32;
+  fill_in(stream, source, 16, flow::MayPack::kAlways);
   for (std::uint32_t chunk = 0; chunk < 16; ++chunk) rig.outbox->offer(stream, chunk);
   // Unpacked, the allowance is enough for two chunks.
   CHECK(source.sent >= 3);
@@ -254,6 +276,54 @@ TEST_CASE("flow/packing: the permit of a packed chunk costs what goes on the wir
   }
   CHECK(flow->in_flight_bytes == costs);
   rig.outbox->cancel(stream);
+}
+
+TEST_CASE("flow/packing: while the cores are busy, streams that do not halve are looked at now and then",
+          "[flow][fast]") {
+  test::Setup setup;
+  setup.eager_bytes = 4 * test::kLargeSlot;
+  setup.large_slots = 32;
+  test::Rig rig(setup);
+  if (rig.outbox->packing().worth_while_busy() < 0.4) {
+    WARN("not tested: this machine's codec costs as much core time as the kernel's TCP");
+    return;
+  }
+  std::size_t packed = 0;
+  // Sends all chunks of `source`, as a peer that gives credit slowly lets them go.
+  const auto send = [&](Packed& source, std::uint32_t chunks) {
+    flow::Stream stream;
+    fill_in(stream, source, chunks, flow::MayPack::kWhereItPays);
+    for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) rig.outbox->offer(stream, chunk);
+    for (;;) {
+      std::uint64_t costs = 0;
+      std::vector<test::Sent>& sent = rig.to(test::kPeer).sent;
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        const auto* data = sent[i].message.as<wire::Data>();
+        if (data == nullptr) continue;
+        costs += data->cost;
+        packed += data->packed != wire::kNotPacked ? 1 : 0;
+        rig.to(test::kPeer).complete(i);
+      }
+      sent.clear();
+      if (stream.all_sent() && costs == 0) break;
+      std::this_thread::sleep_for(200us);
+      rig.outbox->on_credit(test::kPeer, {costs, wire::Permit::kAllowance});
+      rig.progress();
+    }
+    rig.outbox->cancel(stream);
+  };
+  Packed shrinks(*rig.outbox, true);
+  Packed random(*rig.outbox, false);
+  send(random,
+       2 * PathRate::kSampleBytes / test::kLargeSlot);  // how busy the CPUs are is not known yet: as if they were
+  REQUIRE(rig.outbox->flow_of(test::kPeer)->packing == PathState::kBusy);
+  REQUIRE(packed == 0);
+  send(shrinks, 32);
+  CHECK(packed == 32);
+  const std::uint64_t refused = rig.outbox->packing().counts().refused;
+  send(random, 32);
+  CHECK(packed == 32);
+  CHECK(rig.outbox->packing().counts().refused == refused + 2);
 }
 
 TEST_CASE("flow/packing: a payload counts as packed only if it is sound", "[flow][fast]") {

@@ -20,9 +20,9 @@
 #include "hybridps/core/config.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/descriptors.h"
-#include "hybridps/schedule/regions.h"
 #include "hybridps/engine/engine.h"
 #include "hybridps/engine/settings.h"
+#include "hybridps/engine/round_trips.h"
 #include "hybridps/observe/metrics.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
@@ -532,7 +532,7 @@ void bind_functions(py::module_& module) {
       },
       py::arg("remote"), py::arg("local"), py::arg("ways"),
       "Of a rank with so many others on other nodes and on its own, and connections for data to each.");
-  module.def("find_regions", &schedule::find_regions, py::arg("round_trips"),
+  module.def("find_regions", &engine::regions_by, py::arg("round_trips"),
              "The region of each node, from the microseconds that each has measured to each; empty: none.");
   module.def("build_info", &build_info);
   module.def(

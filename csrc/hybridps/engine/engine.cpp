@@ -21,9 +21,9 @@
 #include "hybridps/engine/group_handle.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/records.h"
+#include "hybridps/engine/round_trips.h"
 #include "hybridps/engine/summary.h"
 #include "hybridps/intranode/shm/shm_transport.h"
-#include "hybridps/schedule/regions.h"
 #include "hybridps/transport/ucx/fork_guard.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
@@ -416,7 +416,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();
   r.progress = [](std::string_view text) { core::log_warn(text); };
-  if (o.rank == 0) r.find_regions = &schedule::find_regions;
+  if (o.rank == 0) r.find_regions = &regions_by;
   r.names_servers = o.rank == 0 && !settings_.servers.empty() && o.dedicated_servers;
   {
     const std::lock_guard lock(linger_mutex_);

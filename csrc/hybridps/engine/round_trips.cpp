@@ -4,9 +4,14 @@
 #include <utility>
 
 #include "hybridps/engine/records.h"
+#include "hybridps/schedule/regions.h"
 #include "hybridps/transport/tcp/tcp_wire.h"
 
 namespace hybridps::engine {
+
+std::vector<int> regions_by(const std::vector<std::vector<std::uint32_t>>& round_trips) {
+  return schedule::find_regions(round_trips);
+}
 
 bool RoundTrips::are_wanted(const bootstrap::Roster& roster, int me) {
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
@@ -30,7 +35,7 @@ RoundTrips::RoundTrips(const bootstrap::Roster& roster, int me, KnownRoundTrips&
 
 bool RoundTrips::step(core::TimePoint now) {
   for (std::size_t i = 0; i < std::min(paths_.size(), kAtOnce);) {
-    Path& path = paths_[i];
+    Probed& path = paths_[i];
     if (path.address && !path.measured) path.measured = std::make_unique<transport::RoundTrip>(*path.address, now);
     const std::optional<std::uint32_t> us = path.measured ? path.measured->step(now) : 0;
     if (!us) {

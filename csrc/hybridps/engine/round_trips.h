@@ -25,6 +25,9 @@ namespace hybridps::engine {
 /// By engine: microseconds; 0: could not be measured.
 using KnownRoundTrips = std::unordered_map<core::EngineId, std::uint32_t>;
 
+/// The region of each node (schedule/regions.h).
+std::vector<int> regions_by(const std::vector<std::vector<std::uint32_t>>& round_trips);
+
 class RoundTrips : core::Pinned {
  public:
   /// Connections that are opened at a time: each takes a descriptor.
@@ -40,7 +43,7 @@ class RoundTrips : core::Pinned {
   std::vector<std::uint32_t> by_node() const;
 
  private:
-  struct Path {
+  struct Probed {
     core::EngineId engine;
     std::optional<transport::SocketAddress> address;
     std::unique_ptr<transport::RoundTrip> measured;
@@ -48,7 +51,7 @@ class RoundTrips : core::Pinned {
 
   KnownRoundTrips& known_;
   std::vector<core::EngineId> nodes_;  // the first engine of each node; engine 0: this node
-  std::deque<Path> paths_;             // still to be measured; the first kAtOnce are under way
+  std::deque<Probed> paths_;           // still to be measured; the first kAtOnce are under way
 };
 
 }  // namespace hybridps::engine

@@ -13,7 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="cards are chosen by hybridps")
+pytestmark = [
+    pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="cards are chosen by hybridps"),
+    pytest.mark.usefixtures("all_bytes_go"),
+]
 
 ELEMENTS = 2_000_000
 ROUNDS = 2

@@ -461,6 +461,7 @@ def beside_a_server(rank, world, server_pid):
     return status.report(jobs[0]), [(finding["kind"], finding["text"]) for finding in found]
 
 
+@pytest.mark.usefixtures("all_bytes_go")
 def test_a_server_answers_is_named_when_it_does_not_and_is_traced(place, tmp_path):
     from test_dedicated import servers, settings
 

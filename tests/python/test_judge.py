@@ -135,13 +135,16 @@ def test_a_slow_card_by_the_queue_in_front_of_it(slow):
 
 
 def test_a_long_way_is_no_queue():
-    """One host of a job is 20 ms away, and nothing waits."""
+    """One host of a job is 20 ms away, a region of its own, and nothing waits."""
     peers = delays(2)
     for others in peers.values():
         for peer in others:
             peer["tcp_min_rtt_us"] = peer["tcp_rtt_us"] - 100
-    busy = dict.fromkeys(range(3), WAITS)
-    assert kinds(status.judge(job(groups=busy, peers=peers))) == [("busy", [])]
+    whole = job(groups=dict.fromkeys(range(3), WAITS), peers=peers)
+    for snapshot in whole["engines"].values():
+        for member, one in enumerate(snapshot["groups"][0]["members"]):
+            one["region"] = member // 2
+    assert kinds(status.judge(whole)) == [("busy", [])]
 
 
 @pytest.mark.parametrize(("queue_ms", "inside_ms", "told"), [(5, 0.4, True), (5, 4, False), (0.5, 0.1, False)])

@@ -29,12 +29,12 @@ def judge_network(job: dict, members: list[dict], findings: list[dict]) -> None:
     moves = any(max(net["tx_bytes_per_second"], net["rx_bytes_per_second"]) > MOVES for net in nets)
     if not (moves or any(finding["kind"] == "busy" for finding in findings)):
         return
-    queues = _queues(job, {member["engine"]: member["node"] for member in members if not member["server"]})
+    node_of = {member["engine"]: member["node"] for member in members if not member["server"]}
     region_of = {member["node"]: member.get("region", 0) for member in members if not member["server"]}
     if len(set(region_of.values())) > 1:
-        _slow_path(queues, region_of, names, findings)
+        _slow_path(_delays(job, node_of, beyond_shortest=True), region_of, names, findings)
     elif len(nodes) >= 3:  # of two either may be the one
-        _slow_card(queues, nodes, names, findings)
+        _slow_card(_delays(job, node_of, beyond_shortest=False), nodes, names, findings)
 
 
 def _found_by_job(job: dict, members: list[dict], nodes: dict, names: dict, findings: list[dict]) -> bool:
@@ -62,34 +62,35 @@ def _found_by_job(job: dict, members: list[dict], nodes: dict, names: dict, find
     return False
 
 
-def _queues(job: dict, node_of: dict[str, int]) -> dict[tuple[int, int], float]:
-    """Seconds that a message waits in queues between two nodes, as each end sees it: the round trip beyond its
-    shortest."""
+def _delays(job: dict, node_of: dict[str, int], beyond_shortest: bool) -> dict[tuple[int, int], float]:
+    """Seconds of the round trip between two nodes, the less of what both ends see. `beyond_shortest`: beyond its shortest,
+    so the queue. A card that was full from the start on has a long shortest one, so that says less of cards."""
     found: dict[tuple[int, int], float] = {}
     for engine, snapshot in job["engines"].items():
         for peer in snapshot.get("peers", []) if engine in node_of else []:
             here, there = node_of[engine], node_of.get(peer["engine"])
             if there is None or there == here or not peer.get("tcp_rtt_us"):
                 continue
-            queue = 1e-6 * max(0.0, peer["tcp_rtt_us"] - peer.get("tcp_min_rtt_us", 0.0))
+            shortest = peer.get("tcp_min_rtt_us", 0.0) if beyond_shortest else 0.0
+            delay = 1e-6 * max(0.0, peer["tcp_rtt_us"] - shortest)
             pair = (min(here, there), max(here, there))
-            found[pair] = min(found.get(pair, queue), queue)
+            found[pair] = min(found.get(pair, delay), delay)
     return found
 
 
-def _slow_card(queues: dict, nodes: dict, names: dict, findings: list[dict]) -> None:
+def _slow_card(delays: dict, nodes: dict, names: dict, findings: list[dict]) -> None:
     """The card that has a queue in front of it, whoever the other side is."""
     least: dict[int, float] = {}
-    for pair, queue in queues.items():
+    for pair, delay in delays.items():
         for node in pair:
-            least[node] = min(least.get(node, queue), queue)
+            least[node] = min(least.get(node, delay), delay)
     if len(least) < 3:
         return
     node, delay = max(least.items(), key=lambda item: item[1])
     others = max(value for key, value in least.items() if key != node)
     if delay >= SLOW_DELAY and delay >= 2 * others:
         text = (
-            f"the network of {names[node]} sets the pace: messages to and from it wait for {1e3 * delay:.1f} ms, "
+            f"the network of {names[node]} sets the pace: messages to and from it take {1e3 * delay:.1f} ms, "
             f"between others {1e3 * others:.1f} ms"
         )
         findings.append({"kind": "slow card", "group": "", "ranks": nodes[node], "text": text})

@@ -42,7 +42,8 @@ bool RoundTrips::step(core::TimePoint now) {
       ++i;
       continue;
     }
-    known_[path.engine] = *us;
+    // A failure is not kept: the cause may pass, as a lack of descriptors does.
+    if (*us > 0) known_[path.engine] = *us;
     paths_.erase(paths_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return paths_.empty();

@@ -2,7 +2,8 @@
 //
 // Model    The first rank of each node measures the path to the first rank of each other node
 // (transport/tcp/round_trip).
-//          What was measured is kept for the groups that come later, so that all groups of a process agree.
+//          What was measured is kept for the groups that come later, so that all groups of a process agree. A path
+//          that could not be measured is tried again for the next group.
 // Threads  one at a time: the joiner's.
 #pragma once
 
@@ -22,7 +23,7 @@
 
 namespace hybridps::engine {
 
-/// By engine: microseconds; 0: could not be measured.
+/// By engine: microseconds, never 0.
 using KnownRoundTrips = std::unordered_map<core::EngineId, std::uint32_t>;
 
 /// The region of each node (schedule/regions.h).
@@ -39,7 +40,7 @@ class RoundTrips : core::Pinned {
   RoundTrips(const bootstrap::Roster& roster, int me, KnownRoundTrips& known);
   /// True: over.
   bool step(core::TimePoint now);
-  /// By node (MemoryProof::round_trips). Call when over.
+  /// By node (MemoryProof::round_trips); 0: this node, or could not be measured. Call when over.
   std::vector<std::uint32_t> by_node() const;
 
  private:

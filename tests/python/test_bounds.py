@@ -107,3 +107,37 @@ def test_regions_load_their_nodes_as_the_plan_does():
     three = bounds.planned_bytes("allreduce", 1e6, range(6), regions=([0, 0, 1, 1, 2, 2], [500, 250, 250]))
     assert three == [pytest.approx((2e6, 2e6))] * 2 + [pytest.approx((1.5e6, 1.5e6))] * 4
     assert bounds.planned_bytes("allreduce", 65536, range(4), regions=([0, 0, 1, 1], [1, 1])) is None
+
+
+def test_a_broadcast_to_regions_loads_their_nodes_as_the_plan_does():
+    regions = ([0, 0, 1, 1], [1, 1])
+    # Node 1 has a third from the root, and sends it to its gateway, node 3, which passes it on to 2. The other region's
+    # nodes send theirs to each other and back to node 1, since the root needs nothing.
+    far = bounds.planned_bytes("broadcast", 12e6, range(4), regions=regions)
+    assert far == [pytest.approx(load) for load in [(12e6, 0), (4e6, 12e6), (8e6, 12e6), (12e6, 12e6)]]
+    small = bounds.planned_bytes("broadcast", 32 * 1024, range(4), regions=regions)
+    assert small == bounds.planned_bytes("broadcast", 32 * 1024, range(4))
+    # Two nodes: from the root to the other. Two regions of two ranks a node: gateways by the owner's local index.
+    assert bounds.planned_bytes("broadcast", 1e6, [0, 1], regions=([0, 1], [1, 1])) == [(1e6, 0), (0, 1e6)]
+    ranks = bounds.planned_bytes("broadcast", 12e6, [0, 0, 1, 1, 2, 2, 3, 3], regions=regions)
+    assert ranks == [pytest.approx(load) for load in [(12e6, 0), (4e6, 12e6), (10e6, 12e6), (10e6, 12e6)]]
+
+
+def test_gathering_and_scattering_over_regions_load_their_nodes_as_the_plan_does():
+    regions = ([0, 0, 1, 1, 1], [1, 1])
+    gathered = bounds.planned_bytes("all_gather", 5e6, range(5), regions=regions)
+    # From 0 to 1 and gateway 2, from 1 to 0 and gateway 3; 2 and 4 send to gateway 0, 3 to gateway 1, and all to mates.
+    assert gathered == [pytest.approx((load, 4e6)) for load in (4e6, 3e6, 5e6, 5e6, 3e6)]
+    scattered = bounds.planned_bytes("reduce_scatter", 5e6, range(5), regions=regions)
+    assert scattered == [(received, sent) for sent, received in gathered]  # the same ways back
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("region_of", [[0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]])
+def test_plans_over_regions_send_what_they_receive_and_are_no_better_than_the_limit(collective, region_of):
+    node_of = [0, 1, 1, 2, 3]
+    regions = (region_of, [1.0] * (max(region_of) + 1))
+    plan = bounds.planned_bytes(collective, 6e5, node_of, root=2, regions=regions)
+    assert sum(sent for sent, _ in plan) == pytest.approx(sum(received for _, received in plan))
+    limit = bounds.limit_seconds(collective, 6e5, node_of, [1.0] * 4, root=2)
+    assert max(map(max, plan)) >= limit * (1 - 1e-9)

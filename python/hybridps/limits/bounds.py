@@ -31,8 +31,10 @@ COLLECTIVES = (
 
 ETHERNET_HEADER_BYTES = 14  # what Linux counts of a frame; preamble, gap and checksum are 24 more on a real wire
 IP_TCP_HEADER_BYTES = 52  # IPv4, TCP, timestamps
-# An allreduce of so many bytes for each other region is made in each region (csrc/hybridps/schedule/plan.cpp).
-EXCHANGE_BYTES_MAX = 64 * 1024
+# Of csrc/hybridps/schedule/plan.cpp: an allreduce of so many bytes for each other region is made in each region, and what
+# is larger than this goes through gateways.
+EXCHANGE_BYTES_MAX, EXCHANGE_BYTES_LEAST = 64 * 1024, 8 * 1024
+LEVELS_ABOVE_BYTES = 32 * 1024
 
 
 def goodput(gbps: float, mtu: int = 1500, framing_bytes: int = ETHERNET_HEADER_BYTES) -> float:
@@ -78,23 +80,45 @@ def allreduce_loads(size: float, shares: Sequence[float], workers: int) -> list[
     return clients + [workers * share * size for share in shares[workers:]]
 
 
-def allreduce_loads_by_regions(size: float, shares: Sequence[float], region_of: Sequence[int]) -> list[float]:
-    """The same for nodes in regions, one rank each, where sums have levels (docs/regions.md).
+def _gateway(region: int, owner: int, index: int, nodes_in: Sequence[Sequence[int]], region_of, excluded: int) -> int:
+    """`Topology::gateway_node()` of csrc/hybridps/schedule; `index`: of the owner among the ranks of its node."""
+    if region_of[owner] == region:
+        return owner
+    place = nodes_in[region_of[owner]].index(owner) + index
+    there = nodes_in[region]
+    place += there[place % len(there)] == excluded
+    return there[place % len(there)]
 
-    A node sends the results of what it owns to its mates and to a gateway of each other region, and its contribution to
-    what mates own. For what another region owns, one node of each region is the gateway: it sends the region's sum there,
-    and the results to its mates. The others send the gateway their contributions.
+
+def span_loads(
+    spans: Sequence[tuple[int, int, int, float]], region_of: Sequence[int], sums: bool, results: bool
+) -> list[tuple[float, float]]:
+    """Per node (sent, received) bytes of spans, each (source's node or -1, owner's node, owner's local index, bytes).
+
+    `sums`: all nodes contribute. `results`: all nodes get them. What goes between regions passes their gateways
+    (docs/regions.md). A source that is not the owner serves its own node.
     """
-    regions = [[node for node, region in enumerate(region_of) if region == r] for r in range(max(region_of) + 1)]
-    loads = []
-    for node, region in enumerate(region_of):
-        mates = regions[region]
-        load = shares[node] * (len(mates) + len(regions) - 2) + sum(shares[other] for other in mates) - shares[node]
-        for there, owners in enumerate(regions):
-            for place, owner in enumerate(owners if there != region else []):
-                load += shares[owner] * (len(mates) if mates[place % len(mates)] == node else 1)
-        loads.append(load * size)
-    return loads
+    nodes_in = [[node for node, region in enumerate(region_of) if region == r] for r in range(max(region_of) + 1)]
+    sent, received = [0.0] * len(region_of), [0.0] * len(region_of)
+
+    def move(here: int, there: int, size: float) -> None:
+        sent[here] += size
+        received[there] += size
+
+    for source, owner, index, size in spans:
+        excluded = source if source != owner else -1
+        if excluded >= 0:
+            move(source, owner, size)
+        for node, region in enumerate(region_of):
+            if node in (owner, excluded):
+                continue
+            gateway = _gateway(region, owner, index, nodes_in, region_of, excluded)
+            parent = owner if gateway == node else gateway
+            if sums:
+                move(node, parent, size)
+            if results:
+                move(parent, node, size)
+    return list(zip(sent, received, strict=True))
 
 
 def ring_time(size: float, workers: Sequence[float]) -> float:
@@ -199,36 +223,52 @@ def planned_bytes(
     root: int = 0,
     regions: tuple[Sequence[int], Sequence[float]] | None = None,
 ) -> list[tuple[float, float]] | None:
-    """Per worker node (sent, received) payload if hybridps's plan is followed; None for a reduce, and for an allreduce
-    that regions exchange, which have no such closed form worth keeping.
+    """Per worker node (sent, received) payload if hybridps's plan is followed (csrc/hybridps/schedule/plan.cpp); None for a
+    reduce, and for an allreduce that regions exchange, which have no such closed form worth keeping.
 
     `regions`: the region of each node, and the rate of each region's uplink.
 
-    A broadcast goes by way of owners: the root's node sends each byte once, the others own equal parts and pass on.
+    A broadcast goes by way of owners: the root's node sends each byte once, the others own parts and pass on. It is taken
+    to be larger than a chunk; smaller ones go from the root to each node.
     """
     nodes = max(node_of) + 1
     if nodes == 1:
         return [(0.0, 0.0)] * nodes
     if collective == "reduce":
         return None
-    if collective == "allreduce":
-        shares = allreduce_shares(size, rates or [1.0] * nodes, servers)[1]
-        if regions and not servers and max(regions[0]) > 0:
-            region_of, uplinks = regions
-            if size * (len(uplinks) - 1) <= EXCHANGE_BYTES_MAX:
-                return None
-            if len(uplinks) > 2:
-                owned = [sum(s for s, r in zip(shares, region_of, strict=True) if r == q) for q in range(len(uplinks))]
-                of_regions = allreduce_shares(size, uplinks)[1]
-                shares = [of_regions[r] * s / owned[r] for s, r in zip(shares, region_of, strict=True)]
-            return [(load, load) for load in allreduce_loads_by_regions(size, shares, region_of)]
+    if collective not in ("allreduce", "broadcast", "all_gather", "reduce_scatter"):
+        return node_bytes(collective, size, node_of, root)
+    shares = allreduce_shares(size, rates or [1.0] * nodes, servers)[1]
+    if collective == "allreduce" and servers:
         return [(load, load) for load in allreduce_loads(size, shares, nodes)[:nodes]]
-    moved = node_bytes(collective, size, node_of, root)
+    region_of: Sequence[int] = [0] * nodes
+    if regions and not servers and max(regions[0]) > 0:
+        uplinks = regions[1]
+        if collective == "allreduce" and max(size, EXCHANGE_BYTES_LEAST) * (len(uplinks) - 1) <= EXCHANGE_BYTES_MAX:
+            return None
+        if len(uplinks) > 2:
+            members = [[node for node, r in enumerate(regions[0]) if r == region] for region in range(len(uplinks))]
+            for mates, share in zip(members, allreduce_shares(size, uplinks)[1], strict=True):
+                owned = sum(shares[node] for node in mates)
+                for node in mates:
+                    shares[node] = share * (shares[node] / owned if owned > 1e-9 else 1 / len(mates))
+        if size > LEVELS_ABOVE_BYTES:
+            region_of = regions[0]
+    local = [list(node_of).count(node) for node in range(nodes)]
+    indices = [list(node_of[:rank]).count(node) for rank, node in enumerate(node_of)]
+    at_root = node_of[root]
+    parts = [shares[node] / local[node] for node in node_of]  # of each rank
     if collective == "broadcast":
-        passed_on = size * (nodes - 2) / (nodes - 1)
-        return [(out or passed_on, come) for out, come in moved]
-    if collective == "all_gather":  # each part goes to every other node, from the one that has it
-        return [(out * (nodes - 1), come) for out, come in moved]
-    if collective == "reduce_scatter":  # each node sends one sum per foreign part; its owner gets all of them
-        return [(out, come * (nodes - 1)) for out, come in moved]
-    return moved
+        parts = [0.0 if node == at_root else part for node, part in zip(node_of, parts, strict=True)]
+        if sum(parts) <= 0:
+            parts = [float(node != at_root) for node in node_of]
+        if nodes == 2:
+            parts = [float(rank == root) for rank in range(len(node_of))]
+    elif collective != "allreduce":
+        parts = [1.0] * len(node_of)
+    spans = [
+        (at_root if collective == "broadcast" else -1, node, index, size * part / sum(parts))
+        for node, index, part in zip(node_of, indices, parts, strict=True)
+        if part > 0
+    ]
+    return span_loads(spans, region_of, collective in ("allreduce", "reduce_scatter"), collective != "reduce_scatter")

@@ -85,6 +85,15 @@ def test_a_slip_in_a_setting_is_told_once_for_the_job():
         assert re.search(rf"did you mean HYBRIDPS_POOL_BYTES\?.* \({who}\)$", said[0][1]), said
 
 
+def test_settings_of_own_tcp_are_told_to_have_no_effect_on_ucx():
+    env = {"HYBRIDPS_DATA_TRANSPORT": "ucx", "HYBRIDPS_DSCP": "10"}
+    results = run_ranks(plain, "1+1", env=env)
+    said = [(rank, text) for rank, text in lines_of(results.reports, "warn") if "HYBRIDPS_DSCP" in text]
+    assert [rank for rank, _ in said] == [0], said
+    assert "no effect on data and control messages, which go through UCX" in said[0][1], said
+    assert said[0][1].endswith("(all ranks)"), said
+
+
 # A rank that cannot start ---------------------------------------------------------------------------------------------
 
 

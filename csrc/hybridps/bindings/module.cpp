@@ -178,8 +178,8 @@ py::tuple config_table() {
   return py::make_tuple(rows, warnings);
 }
 
-/// Checks a rank's settings on this machine as a job checks them. Returns the `problems`, the network cards that the
-/// rank would use, and the reason for these cards. `ask`: the dedicated servers are asked, too.
+/// Checks a rank's settings on this machine as a job checks them. Returns `problems`, `warnings`, the network cards
+/// that the rank would use, and the reason for these cards. `ask`: the dedicated servers are asked, too.
 py::dict check_settings(int local_rank, int local_size, bool ask) {
   py::dict found;
   auto config = core::Config::from_environment();
@@ -195,6 +195,9 @@ py::dict check_settings(int local_rank, int local_size, bool ask) {
   }
   for (const core::Status& status : checked.problems) problems.append(text_of(status.message()));
   found["problems"] = problems;
+  py::list warnings;
+  for (const std::string& warning : checked.warnings) warnings.append(text_of(warning));
+  found["warnings"] = warnings;
   const engine::Interfaces& interfaces = checked.interfaces;
   py::list nics;
   for (const auto& nic : interfaces.nics) {

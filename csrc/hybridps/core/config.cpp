@@ -90,14 +90,16 @@ const auto& settings() {
           "each machine: two for each rank, and one more for each further network card and connection. Unset: any "
           "free port."},
       Setting{"TCP_CONGESTION", SettingKind::kText, &Config::tcp_congestion, "", 0, 0,
-              "Congestion control of all TCP connections, as bbr where the path loses packets. Unset: the kernel's "
-              "(net.ipv4.tcp_congestion_control)."},
+              "Congestion control of all connections of hybridps's own TCP, not of UCX, as bbr where the path loses "
+              "packets. Unset: the kernel's (net.ipv4.tcp_congestion_control)."},
       Setting{
           "TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
-          "The most that one TCP connection sends, paced by the kernel. For a network that is shared with others. 0: "
-          "no limit."},
-      Setting{"DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
-              "The class of all packets over TCP, for routers and switches that go by it (RFC 2474)."},
+          "The most that one connection of hybridps's own TCP, not of UCX, sends, paced by the kernel. For a network "
+          "that is shared with others. 0: no limit."},
+      Setting{
+          "DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
+          "The class of all packets over hybridps's own TCP, not over UCX, for routers and switches that go by it (RFC "
+          "2474)."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},

@@ -100,6 +100,7 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   Stopwatch watch;
   settings_ = check_settings(config_);
   if (!settings_.problems.empty()) return settings_.problems.front();
+  config_.warnings.insert(config_.warnings.end(), settings_.warnings.begin(), settings_.warnings.end());
   watch.lap("settings and interfaces");
 
   const std::size_t ranks_said = local_ranks(ranks);

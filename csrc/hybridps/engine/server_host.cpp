@@ -23,6 +23,7 @@
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
 #include "hybridps/engine/server_request.h"
+#include "hybridps/engine/settings.h"
 #include "hybridps/engine/status_desk.h"
 #include "hybridps/observe/trace.h"
 #include "hybridps/transport/ucx/ucx_config.h"
@@ -327,6 +328,8 @@ class ServerHostImpl final : public ServerHost {
   core::Result<std::shared_ptr<Shard>> start_shard(int index, DataThreads& threads) {
     core::Result<Interfaces> interfaces = choose_interfaces(config_, hint_, {index, options_.threads});
     if (!interfaces.is_ok()) return interfaces.status();
+    if (const std::string text = without_effect(config_, interfaces.value()); index == 0 && !text.empty())
+      core::log_warn(text);
     for (const std::string& name : {interfaces.value().control, interfaces.value().data()})
       if (Status status = transport::validate_device(name); !status.is_ok()) return status;
     auto shard = std::make_shared<Shard>();

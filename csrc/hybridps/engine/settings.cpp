@@ -24,11 +24,29 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   if (token.is_ok()) checked.token = std::move(token).value();
   core::Result<Interfaces> interfaces = choose_interfaces(config, {}, place);
   refuse(interfaces.status());
-  if (interfaces.is_ok()) checked.interfaces = std::move(interfaces).value();
+  if (interfaces.is_ok()) {
+    checked.interfaces = std::move(interfaces).value();
+    if (std::string text = without_effect(config, checked.interfaces); !text.empty())
+      checked.warnings.push_back(std::move(text));
+  }
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
   return checked;
+}
+
+std::string without_effect(const core::Config& config, const Interfaces& interfaces) {
+  if (!interfaces.ucx && !interfaces.control_ucx) return {};
+  std::string names;
+  const auto name = [&](bool is_set, const char* setting) {
+    if (is_set) names += (names.empty() ? "" : ", ") + std::string(setting);
+  };
+  name(!config.tcp_congestion.empty(), "HYBRIDPS_TCP_CONGESTION");
+  name(config.tcp_gbps > 0, "HYBRIDPS_TCP_GBPS");
+  name(config.dscp > 0, "HYBRIDPS_DSCP");
+  if (names.empty()) return {};
+  return names + ": no effect on " + (interfaces.ucx ? "data and control messages" : "control messages") +
+         ", which go through UCX; only hybridps's own TCP goes by it";
 }
 
 std::vector<Status> ask_servers(const CheckedSettings& settings) {

@@ -20,8 +20,12 @@ struct CheckedSettings {
   Interfaces interfaces;
   /// The errors in the settings. Each names its setting. A job ends with the first error.
   std::vector<core::Status> problems;
+  std::vector<std::string> warnings;  // settings that have no effect
 };
 CheckedSettings check_settings(const core::Config& config, LocalRank place = local_rank());
+
+/// Names the settings of our own TCP that are set while data or control goes through UCX. Empty: there are none.
+std::string without_effect(const core::Config& config, const Interfaces& interfaces);
 
 /// Asks all dedicated servers, all at the same time, whether they would serve this job. Returns one error for each
 /// server that would not. Waits for answers as long as a job does (kServerAnswersWithin).

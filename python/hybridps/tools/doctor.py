@@ -65,6 +65,7 @@ def _look_at_settings(found: Found, extension, ranks: int) -> None:
     """As each of `ranks` local ranks has them."""
     checked = [extension.check_settings(rank, ranks, rank == 0) for rank in range(ranks)]
     found.problems += dict.fromkeys(problem for one in checked for problem in one["problems"])
+    found.notes += dict.fromkeys(warning for one in checked for warning in one["warnings"])
     first = checked[0]
     if first["control"]:
         found.cards = _data_cards(checked)

@@ -32,6 +32,30 @@ TEST_CASE("engine/settings: all that is wrong is found, each with its setting", 
   }
 }
 
+TEST_CASE("engine/settings: settings of our own TCP are named where data or control goes through UCX",
+          "[engine][fast]") {
+  core::Config config;
+  config.interface = "lo";
+  config.data_transport = core::DataTransport::kUcx;
+  CHECK(engine::check_settings(config, {0, 1}).warnings.empty());
+  config.tcp_congestion = "reno";
+  config.tcp_gbps = 1;
+  config.dscp = 10;
+  const auto checked = engine::check_settings(config, {0, 1});
+  REQUIRE(checked.warnings.size() == 1);
+  CHECK(
+      checked.warnings[0].starts_with("HYBRIDPS_TCP_CONGESTION, HYBRIDPS_TCP_GBPS, HYBRIDPS_DSCP: no effect on data "
+                                      "and control messages, which go through UCX"));
+
+  config.data_transport = core::DataTransport::kTcp;
+  CHECK(engine::check_settings(config, {0, 1}).warnings.empty());
+  engine::Interfaces interfaces;
+  interfaces.control_ucx = true;
+  config.tcp_gbps = 0;
+  CHECK(engine::without_effect(config, interfaces)
+            .starts_with("HYBRIDPS_TCP_CONGESTION, HYBRIDPS_DSCP: no effect on control messages, "));
+}
+
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
   const auto admission =
       admission::AdmissionServer::open({"127.0.0.1", 0}, "secret", [](const admission::Bytes&) {

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
 from hybridps.tools.cluster.meeting import card_pairs, rounds  # noqa: E402
-from hybridps.tools.cluster.verdict import clocks, directed  # noqa: E402
+from hybridps.tools.cluster.probe import Listener, handshake  # noqa: E402
+from hybridps.tools.cluster.verdict import clocks, directed, round_trips  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a command of hybridps")
 NAMES = ["boxa", "boxb", "boxc"]
@@ -129,3 +130,20 @@ def test_cards_talk_to_those_of_their_network():
     assert card_pairs(cards("a"), cards("c")) == [(0, 0)]
     assert card_pairs(cards("a", "b"), cards("a")) == [(0, 0), (1, 0)]
     assert card_pairs(cards("a"), []) == []
+
+
+def test_regions_are_judged_by_the_measure_of_a_job():
+    secret = bytes(16)
+    listener = Listener("127.0.0.1", secret)
+    try:
+        assert handshake({"address": "127.0.0.1", "port": listener.port}) > 0
+    finally:
+        listener.close()
+    assert handshake({"address": "127.0.0.1", "port": listener.port}) == 0  # nobody listens there any more
+    # The pings' median, to which both hosts' work adds, is on the other side of the border of 1 ms.
+    way = {"card": "net0", "to_card": "net0", "trip_us": 1100.0}
+    there, back = {"from": 0, "to": 1, "handshake_us": 950}, {"from": 1, "to": 0, "handshake_us": 970, "error": ""}
+    second = way | there | {"card": "net1", "handshake_us": 940}
+    unknown = way | {"from": 0, "to": 0, "error": "nothing can listen"}
+    found = {"nodes": [{}, {}], "paths": [way | there, way | back, second, unknown]}
+    assert round_trips(found) == [[0, 940], [970, 0]]

@@ -537,6 +537,9 @@ void bind_functions(py::module_& module) {
       "Of a rank with so many others on other nodes and on its own, and connections for data to each.");
   module.def("find_regions", &engine::regions_by, py::arg("round_trips"),
              "The region of each node, from the microseconds that each has measured to each; empty: none.");
+  module.def("round_trip", &engine::round_trip_to, py::arg("address"), py::arg("port"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Microseconds to a port, as a job measures them that looks for regions; 0: could not be measured.");
   module.def("build_info", &build_info);
   module.def(
       "cuda", [] { return text_of(pg::describe_cuda_support()); }, "The GPUs of this process, or why it has none.");

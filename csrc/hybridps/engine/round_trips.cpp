@@ -1,6 +1,8 @@
 #include "hybridps/engine/round_trips.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "hybridps/engine/records.h"
@@ -11,6 +13,16 @@ namespace hybridps::engine {
 
 std::vector<int> regions_by(const std::vector<std::vector<std::uint32_t>>& round_trips) {
   return schedule::find_regions(round_trips);
+}
+
+std::uint32_t round_trip_to(const std::string& numeric, std::uint16_t port) {
+  const std::optional<transport::SocketAddress> address = transport::parse_address(numeric, port);
+  if (!address) return 0;
+  transport::RoundTrip trip(*address, core::Clock::now());
+  for (;;) {
+    if (const std::optional<std::uint32_t> us = trip.step(core::Clock::now())) return *us;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool RoundTrips::are_wanted(const bootstrap::Roster& roster, int me) {

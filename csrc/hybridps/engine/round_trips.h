@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -28,6 +29,10 @@ using KnownRoundTrips = std::unordered_map<core::EngineId, std::uint32_t>;
 
 /// The region of each node (schedule/regions.h).
 std::vector<int> regions_by(const std::vector<std::vector<std::uint32_t>>& round_trips);
+
+/// The round trip to a port, as a group that is being made measures it; 0: could not be measured. Waits for the answer,
+/// transport::RoundTrip::kGiveUpAfter at most. `numeric`: an IP address.
+std::uint32_t round_trip_to(const std::string& numeric, std::uint16_t port);
 
 class RoundTrips : core::Pinned {
  public:

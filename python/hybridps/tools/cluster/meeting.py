@@ -7,7 +7,7 @@ import socket
 import time
 from datetime import timedelta
 
-from hybridps.tools.cluster.probe import CONNECT_SECONDS, Listener, probe, reaches
+from hybridps.tools.cluster.probe import CONNECT_SECONDS, Listener, handshake, probe, reaches
 
 PIECE = 400
 PAIR_SECONDS = 10.0  # the most that a pair of cards takes beside its rates: a path that is shut, the search for its MTU
@@ -172,6 +172,7 @@ def _measure(meeting: Meeting, own: dict, leaders: list[int], secret: bytes, sec
                 other = mine[1] if first else mine[0]
                 for a, b in card_pairs(cards, all_cards[other]):
                     path = {"from": me, "to": other, "card": cards[a]["name"], "to_card": all_cards[other][b]["name"]}
+                    path["handshake_us"] = handshake(all_cards[other][b])  # first: the rates would make a queue
                     if first:
                         found = probe(cards[a], all_cards[other][b], secret, seconds)
                     else:  # the first one measures both ways; that they can connect is not the same both ways

@@ -7,6 +7,8 @@ import struct
 import threading
 import time
 
+from hybridps.backend import load
+
 PINGS = 50
 FRAME = 1 << 20
 CONNECT_SECONDS = 2.0
@@ -216,6 +218,14 @@ def probe(own: dict, other: dict, secret: bytes, seconds: float) -> dict:
         "mtu": mtu,
         "sent_again": again / sent if sent else 0.0,
     }
+
+
+def handshake(other: dict) -> int:
+    """The round trip in us by the function of a job that looks for regions; 0: not known."""
+    try:
+        return load.load_extension().round_trip(other["address"], other["port"])
+    except ImportError:  # said by the rank's record
+        return 0
 
 
 def reaches(own: dict, other: dict, secret: bytes) -> str:

@@ -134,14 +134,13 @@ def _at_mtus(result: dict, problems: list[str], notes: list[str]) -> None:
 
 
 def round_trips(result: dict) -> list[list[int]]:
-    """Microseconds from each machine to each, over the nearest of their cards; 0: not known."""
+    """Microseconds from each machine to each, over the nearest of their cards, as a job measures them; 0: not known."""
     count = len(result["nodes"])
     trips = [[0] * count for _ in range(count)]
-    for (here, there), path in directed(result).items():
-        if here[0] != there[0] and path.get("trip_us"):
-            trip = max(1, round(path["trip_us"]))
-            known = trips[here[0]][there[0]]
-            trips[here[0]][there[0]] = min(known, trip) if known else trip
+    for path in result["paths"]:
+        if trip := path.get("handshake_us", 0):
+            known = trips[path["from"]][path["to"]]
+            trips[path["from"]][path["to"]] = min(known, trip) if known else trip
     return trips
 
 

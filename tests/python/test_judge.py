@@ -134,6 +134,20 @@ def test_a_slow_card_by_the_queue_in_front_of_it(slow):
     assert status.judge(job(peers=delays(slow))) == []  # nothing is on its way: old figures
 
 
+def test_a_burst_that_is_over_is_no_queue():
+    """Between the quick ones the last bytes of a burst waited as well, and nothing has been under way since."""
+    busy = dict.fromkeys(range(3), WAITS)
+    peers = delays(2)
+    for rank, others in peers.items():
+        for peer in others:
+            between = 2 not in (rank, int(peer["engine"][1:]))
+            peer |= {"tcp_rtt_us": 6143 if between else 9953, "tcp_busy": 0.2 if between else 0.97}
+    assert kinds(status.judge(job(groups=busy, peers=peers))) == [("slow card", [2]), ("busy", [])]
+    for peer in peers[0] + peers[1]:
+        peer["tcp_busy"] = 0.97  # all are full
+    assert kinds(status.judge(job(groups=busy, peers=peers))) == [("busy", [])]
+
+
 def test_a_long_way_is_no_queue():
     """One host of a job is 20 ms away, a region of its own, and nothing waits."""
     peers = delays(2)

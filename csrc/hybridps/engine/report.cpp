@@ -12,12 +12,29 @@ namespace {
 constexpr auto kSampleEvery = std::chrono::milliseconds(200);
 constexpr std::size_t kSamples = 6;
 
+/// By peer: the worst of several connections counts.
+std::unordered_map<core::EngineId, transport::PathInfo> worst_of(const std::vector<transport::PathInfo>& paths) {
+  std::unordered_map<core::EngineId, transport::PathInfo> worst;
+  for (const transport::PathInfo& path : paths) {
+    const auto [found, is_new] = worst.emplace(path.peer, path);
+    if (is_new) continue;
+    transport::PathInfo& all = found->second;
+    all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
+    all.busy_seconds = std::max(all.busy_seconds, path.busy_seconds);
+    all.retransmits = std::max(all.retransmits, path.retransmits);
+    all.resumptions += path.resumptions;
+  }
+  return worst;
+}
+
 }  // namespace
 
-void Report::take_sample(const Transports& transports, core::TimePoint now) {
+void Report::take_sample(const Transports& transports, const std::vector<transport::PathInfo>& paths,
+                         core::TimePoint now) {
   next_sample_ = now + kSampleEvery;
   const transport::TransportStats net = transports.data->stats();
-  rate_samples_.push_back({now, net.tx_payload_bytes, net.rx_payload_bytes});
+  rate_samples_.push_back({now, net.tx_payload_bytes, net.rx_payload_bytes, {}});
+  for (const auto& [peer, path] : worst_of(paths)) rate_samples_.back().busy_seconds.emplace(peer, path.busy_seconds);
   while (rate_samples_.size() > kSamples) rate_samples_.pop_front();
 }
 
@@ -38,14 +55,15 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
   json.key("memory").object();
   json.field("pool_bytes", of.pool.memory().size()).field("pool_slots_in_use", of.pool.slots_in_use()).end();
 
-  std::unordered_map<core::EngineId, transport::PathInfo> paths;
-  for (const transport::PathInfo& path : of.transports.data->paths()) {
-    transport::PathInfo& all = paths.emplace(path.peer, path).first->second;  // the worst of several connections counts
-    if (&all == &path) continue;
-    all.rtt_seconds = std::max(all.rtt_seconds, path.rtt_seconds);
-    all.retransmits = std::max(all.retransmits, path.retransmits);
-    all.resumptions += path.resumptions;
-  }
+  const auto paths = worst_of(of.transports.data->paths());
+  // The part of the last second in which bytes were under way.
+  const auto busy = [&](const transport::PathInfo& path) {
+    const RateSample& first = rate_samples_.front();
+    const auto before = first.busy_seconds.find(path.peer);
+    double seconds = path.busy_seconds - (before == first.busy_seconds.end() ? 0 : before->second);
+    if (seconds < 0) seconds = path.busy_seconds;  // over a new connection since then
+    return std::min(1.0, seconds / core::to_seconds(now - first.at));
+  };
   json.key("peers").array();
   for (const auto& [id, peer] : of.peers.all()) {
     if (peer.groups == 0) continue;
@@ -59,11 +77,14 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
           .field("streams_waiting", flow->streams_waiting)
           .field("path_bytes_per_second", flow->path_rate)
           .field("packing", flow::text_of(flow->packing));
-    if (const auto path = paths.find(id); path != paths.end())
+    if (const auto path = paths.find(id); path != paths.end()) {
+      if (path->second.busy_seconds > 0 && !rate_samples_.empty() && now > rate_samples_.front().at)
+        json.field("tcp_busy", busy(path->second));
       json.field("tcp_rtt_us", 1e6 * path->second.rtt_seconds)
           .field("tcp_min_rtt_us", 1e6 * path->second.min_rtt_seconds)
           .field("tcp_retransmits", path->second.retransmits)
           .field("tcp_resumptions", path->second.resumptions);
+    }
     json.end();
   }
   json.end();

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -32,8 +33,8 @@ class Report {
   const observe::Counters& counters() const noexcept { return counters_; }
   void count_bad_messages(std::size_t count) noexcept { counters_.add(observe::Counter::kBadMessages, count); }
   /// Takes samples for the rates in the status. Called in every round.
-  void sample(const Transports& transports, core::TimePoint now) {
-    if (now >= next_sample_) take_sample(transports, now);
+  void sample(const Transports& transports, const std::vector<transport::PathInfo>& paths, core::TimePoint now) {
+    if (now >= next_sample_) take_sample(transports, paths, now);
   }
   /// Brings counters() up to date. Walks over all connections, so it is too slow for every round.
   void update(const Reported& of, std::size_t groups);
@@ -48,9 +49,10 @@ class Report {
     core::TimePoint at;
     std::uint64_t tx = 0;
     std::uint64_t rx = 0;
+    std::unordered_map<core::EngineId, double> busy_seconds;  // PathInfo::busy_seconds, by peer
   };
 
-  void take_sample(const Transports& transports, core::TimePoint now);
+  void take_sample(const Transports& transports, const std::vector<transport::PathInfo>& paths, core::TimePoint now);
 
   observe::Counters counters_;
   std::deque<RateSample> rate_samples_;  // samples of the last second

@@ -421,7 +421,7 @@ std::size_t Runtime::progress() {
   work += worker_->tick(now);
   if (dedicated_->has_work()) work += dedicated_->tick();
   if (now >= next_look_) look_at_flow(now);
-  report_.sample(transports_, now);
+  report_.sample(transports_, paths_, now);
   forget_unused(now);
   if (now >= unopened_.next_due()) let_go(unopened_.expire(now));
   if (!parted_.empty()) leave_parted();

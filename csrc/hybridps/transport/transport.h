@@ -94,6 +94,7 @@ struct PathInfo {
   double rtt_seconds = 0;         // smoothed
   double min_rtt_seconds = 0;     // the shortest of the last minutes; 0: not known
   double bytes_per_second = 0;    // that the peer acknowledged lately, payload of TCP; 0: not known
+  double busy_seconds = 0;        // for which bytes were under way, since the connection was opened; 0: not known
   std::uint64_t retransmits = 0;  // segments, since the connection was opened
   std::uint64_t resumptions = 0;  // how often it broke and went on over a new one
 };

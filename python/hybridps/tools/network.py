@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import mean, median
 
 from hybridps.tools.output import ranks_text
 
@@ -31,10 +31,11 @@ def judge_network(job: dict, members: list[dict], findings: list[dict]) -> None:
         return
     node_of = {member["engine"]: member["node"] for member in members if not member["server"]}
     region_of = {member["node"]: member.get("region", 0) for member in members if not member["server"]}
+    paths = _paths(job, node_of)
     if len(set(region_of.values())) > 1:
-        _slow_path(_delays(job, node_of, beyond_shortest=True), region_of, names, findings)
+        _slow_path({pair: _queue(ends) for pair, ends in paths.items()}, region_of, names, findings)
     elif len(nodes) >= 3:  # of two either may be the one
-        _slow_card(_delays(job, node_of, beyond_shortest=False), nodes, names, findings)
+        _slow_card({pair: _wait(ends) for pair, ends in paths.items()}, nodes, names, findings)
 
 
 def _found_by_job(job: dict, members: list[dict], nodes: dict, names: dict, findings: list[dict]) -> bool:
@@ -62,36 +63,47 @@ def _found_by_job(job: dict, members: list[dict], nodes: dict, names: dict, find
     return False
 
 
-def _delays(job: dict, node_of: dict[str, int], beyond_shortest: bool) -> dict[tuple[int, int], float]:
-    """Seconds of the round trip between two nodes, the less of what both ends see. `beyond_shortest`: beyond its shortest,
-    so the queue. A card that was full from the start on has a long shortest one, so that says less of cards."""
-    found: dict[tuple[int, int], float] = {}
+def _paths(job: dict, node_of: dict[str, int]) -> dict[tuple[int, int], list[dict]]:
+    """Between two nodes: what each end says of the other."""
+    found: dict[tuple[int, int], list[dict]] = {}
     for engine, snapshot in job["engines"].items():
         for peer in snapshot.get("peers", []) if engine in node_of else []:
             here, there = node_of[engine], node_of.get(peer["engine"])
-            if there is None or there == here or not peer.get("tcp_rtt_us"):
-                continue
-            shortest = peer.get("tcp_min_rtt_us", 0.0) if beyond_shortest else 0.0
-            delay = 1e-6 * max(0.0, peer["tcp_rtt_us"] - shortest)
-            pair = (min(here, there), max(here, there))
-            found[pair] = min(found.get(pair, delay), delay)
+            if there is not None and there != here and peer.get("tcp_rtt_us"):
+                found.setdefault((min(here, there), max(here, there)), []).append(peer)
     return found
 
 
-def _slow_card(delays: dict, nodes: dict, names: dict, findings: list[dict]) -> None:
+def _queue(ends: list[dict]) -> float:
+    """Seconds of the round trip beyond its shortest, the less of what both ends see."""
+    return min(1e-6 * max(0.0, peer["tcp_rtt_us"] - peer.get("tcp_min_rtt_us", 0.0)) for peer in ends)
+
+
+def _wait(ends: list[dict]) -> tuple[float, float, float]:
+    """(how much this way holds up, seconds of its round trip, part of the last second in which bytes were under way).
+
+    The kernel's round trip is that of the last bytes. Between two quick cards these are a burst whose queue has long gone,
+    and for a slow one bytes wait nearly all the time. So the part of the time counts, and squared, for it is the surer sign.
+    A card that was full from the start on has a long shortest round trip, so that says nothing of cards."""
+    delay = 1e-6 * mean(peer["tcp_rtt_us"] for peer in ends)
+    busy = max(peer.get("tcp_busy", 1.0) for peer in ends)
+    return delay * busy**2, delay, busy
+
+
+def _slow_card(waits: dict, nodes: dict, names: dict, findings: list[dict]) -> None:
     """The card that has a queue in front of it, whoever the other side is."""
-    least: dict[int, float] = {}
-    for pair, delay in delays.items():
+    least: dict[int, tuple[float, float, float]] = {}
+    for pair, wait in waits.items():
         for node in pair:
-            least[node] = min(least.get(node, delay), delay)
+            least[node] = min(least.get(node, wait), wait)
     if len(least) < 3:
         return
-    node, delay = max(least.items(), key=lambda item: item[1])
-    others = max(value for key, value in least.items() if key != node)
-    if delay >= SLOW_DELAY and delay >= 2 * others:
+    node, (wait, delay, busy) = max(least.items(), key=lambda item: item[1])
+    others, their_delay, their_busy = max(value for key, value in least.items() if key != node)
+    if wait >= SLOW_DELAY and wait >= 2 * others:
         text = (
-            f"the network of {names[node]} sets the pace: messages to and from it take {1e3 * delay:.1f} ms, "
-            f"between others {1e3 * others:.1f} ms"
+            f"the network of {names[node]} sets the pace: messages to and from it take {1e3 * delay:.1f} ms and were under "
+            f"way for {busy:.0%} of the last second, between others {1e3 * their_delay:.1f} ms and {their_busy:.0%}"
         )
         findings.append({"kind": "slow card", "group": "", "ranks": nodes[node], "text": text})
 

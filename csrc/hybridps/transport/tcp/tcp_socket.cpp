@@ -39,6 +39,7 @@ bool read_path(int socket, PathInfo& path) {
   constexpr std::uint32_t kNone = ~std::uint32_t{0};
   path.min_rtt_seconds = info.tcpi_min_rtt == kNone ? 0 : info.tcpi_min_rtt * 1e-6;
   path.bytes_per_second = static_cast<double>(info.tcpi_delivery_rate);
+  path.busy_seconds = static_cast<double>(info.tcpi_busy_time) * 1e-6;  // 0 from a kernel that does not count it
   return true;
 }
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from hybridps.limits import regions
 from hybridps.limits.advice import CAPS_MIB, MIB, Run, best_cap_mib, done_at, rate_of, report, split, step_s
 from hybridps.tools import cli
 
@@ -87,3 +88,82 @@ def test_the_command_reads_a_file_of_a_run(tmp_path, capsys):
     assert cli.main(["advise", str(path)]) == 1
     assert "not a file of" in capsys.readouterr().err
     assert cli.main(["advise", str(tmp_path / "absent")]) == 1
+
+
+def advised(text, card_gbps=0.5, round_trip_ms=50.0, size=16 * MIB, loss=0.0, **more):
+    return regions.report(regions.cluster_of(text, card_gbps, round_trip_ms, loss), size, **more)
+
+
+def test_an_exchange_between_two_sites_has_its_figures():
+    # 0.2 Gbit/s carry 23.91 MB/s: 16 MiB take 701.7 ms. On a card of 0.5 Gbit/s 1.5 times as much takes 421.0 ms.
+    text = advised("2@0.2,2@0.2", compute_s=0.2)
+    assert "an exchange: 751.7 ms; a ring (gloo) takes 1052.5 ms" in text
+    assert "pace: the trunk (card 421.0 ms, trunk 701.7 ms, round trip 50.0 ms)" in text
+    assert "HYBRIDPS_REGION: not needed" in text
+    # Codecs have no levels: two nodes' 16 MiB, a half or 34/128 of them, and the way.
+    assert "HYBRIDPS_COMPRESS=bf16 (bytes / 2, no levels; changes results): an exchange of 751.7 ms, no gain" in text
+    assert "an exchange of 422.8 ms, 1.78 times as fast" in text
+    # 1453.4 ms at once: of 73 steps of 200 ms less than a tenth.
+    assert "LocalSteps, every=73 " in text and "exchange of 19.9 ms, 37.76 times" in text
+    assert "TCP buffers" not in text and "loss" not in text
+
+
+def test_what_sets_the_pace_is_told_apart():
+    assert "pace: the card" in advised("2@10,2@10", card_gbps=0.5)
+    assert "pace: the round trip" in advised("2@10,2@10", card_gbps=10, size=MIB)
+
+
+def test_racks_are_to_be_declared():
+    # Four nodes send 100 MiB each, without levels: 4 times 877.1 ms; with them cards carry 1.75 times 100 MiB.
+    text = advised("4@1,4@1", card_gbps=1, round_trip_ms=0.3, size=100 * MIB)
+    assert "an exchange: 3508.7 ms" in text
+    assert "HYBRIDPS_REGION on all ranks (too near to be found by round trips): an exchange of 1535.2 ms, 2.29 times" in text
+    assert "not needed" not in text and "LocalSteps" not in text
+
+
+def test_rates_of_unequal_uplinks_are_to_be_declared():
+    # The lab's row r2+2+2, but for the way: 16 MiB at 250 Mbit/s once (561.3 ms), and 4/3 of it without the rates.
+    text = advised("2@0.5,2@0.25,2@0.25", round_trip_ms=2)
+    assert "an exchange: 750.5 ms" in text and "HYBRIDPS_REGION=NAME@GBPS" in text
+    assert "an exchange of 563.3 ms, 1.33 times" in text
+
+
+def test_a_codec_that_the_run_has_is_counted():
+    text = advised("4@0.2,4@0.2", compress="int8:block=64")
+    assert "an exchange: 795.5 ms" in text  # 4 x 701.7 x 34/128, and the way
+    assert "HYBRIDPS_COMPRESS=exact" in text and "an exchange of 751.7 ms, 1.06 times" in text and "bf16" not in text
+
+
+def test_socket_buffers_and_loss_are_told_where_a_connection_does_not_carry_its_part():
+    # 1 Gbit/s for one connection over 50 ms: 119.55 MB/s hold 5.70 MiB, and half of 6 MiB is window.
+    text = advised("1@1,1@1", card_gbps=1)
+    assert "5.7 MiB under way" in text and "carries 53% of that" in text
+    assert "tcp_wmem of 12 MiB" in text and "HYBRIDPS_DATA_SOCKETS=2" in text
+    assert "TCP buffers" not in advised("2@0.5,2@0.5", card_gbps=1)
+    # 1448 B / 50 ms x 1.22 / sqrt(0.001) = 1.117 MB/s.
+    text = advised("1@0.2,1@0.2", loss=0.001)
+    assert "carries some 8.9 Mbit/s on a connection that should carry 191: HYBRIDPS_TCP_CONGESTION=bbr" in text
+
+
+@pytest.mark.parametrize("text", ["2@0.5", "2,2", "0@1,2@1", "2@1,2@-1", "a@1,b@1"])
+def test_regions_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="NODES@GBPS"):
+        regions.cluster_of(text, 1, 0)
+
+
+def test_the_command_advises_between_regions(tmp_path, capsys):
+    between = ["--regions", "2@0.2,2@0.2", "--round-trip-ms", "50", "--nic-gbps", "0.5"]
+    assert cli.main(["advise", *between, "--bytes", "16M", "--compute-ms", "200"]) == 0
+    out = capsys.readouterr().out
+    assert "an exchange: 751.7 ms" in out and "every=73 " in out
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([vars(run_with(100e6, megabytes=16))]))
+    assert cli.main(["advise", str(path), *between]) == 0
+    out = capsys.readouterr().out
+    assert "model 1 of 1" in out and "an exchange: 751.7 ms" in out and "every=49 " in out  # of 300 ms
+    assert cli.main(["advise", str(path), *between[:1], "2@1,3@1"]) == 2
+    assert "are 5 nodes, the run had 4" in capsys.readouterr().err
+    path.write_text(json.dumps([vars(run_with(100e6, servers=1))]))
+    assert cli.main(["advise", str(path), *between]) == 2
+    assert "dedicated servers" in capsys.readouterr().err
+    assert cli.main(["advise"]) == 2 and cli.main(["advise", *between]) == 2

@@ -109,6 +109,7 @@ def test_regions_load_their_nodes_as_the_plan_does():
     assert bounds.planned_bytes("allreduce", 65536, range(4), regions=([0, 0, 1, 1], [1, 1])) is None
 
 
+<<<<<<< HEAD
 def test_a_broadcast_to_regions_loads_their_nodes_as_the_plan_does():
     regions = ([0, 0, 1, 1], [1, 1])
     # Node 1 has a third from the root, and sends it to its gateway, node 3, which passes it on to 2. The other region's
@@ -141,3 +142,46 @@ def test_plans_over_regions_send_what_they_receive_and_are_no_better_than_the_li
     assert sum(sent for sent, _ in plan) == pytest.approx(sum(received for _, received in plan))
     limit = bounds.limit_seconds(collective, 6e5, node_of, [1.0] * 4, root=2)
     assert max(map(max, plan)) >= limit * (1 - 1e-9)
+=======
+def test_uplinks_carry_one_sum_with_levels_and_one_for_each_node_without():
+    two, four = [0] * 4 + [1] * 4, [0, 0, 1, 1, 2, 2, 3, 3]
+    equal = [1 / 8] * 8
+    assert bounds.uplink_loads(10.0, equal, two, levels=True) == pytest.approx([10, 10])
+    assert bounds.uplink_loads(10.0, equal, two, levels=False) == pytest.approx([40, 40])
+    assert bounds.uplink_loads(10.0, equal, four, levels=True) == pytest.approx([15] * 4)  # 2 (R - 1)/R
+    # Each of 2 nodes pushes the 3/4 that others own, and results of the own 1/4 go to 6 nodes.
+    assert bounds.uplink_loads(10.0, equal, four, levels=False) == pytest.approx([30] * 4)
+    # A region of one node: its uplink carries what its card does.
+    assert bounds.uplink_loads(10.0, [1 / 4] * 4, range(4), levels=False) == pytest.approx(
+        bounds.allreduce_loads(10.0, [1 / 4] * 4, 4)
+    )
+
+
+def test_the_limit_between_regions_is_that_of_cards_or_uplinks():
+    region_of = [0, 0, 1, 1]
+    limit = {u: bounds.limit_seconds("allreduce", 1000, range(4), [500.0] * 4, regions=(region_of, [u] * 2)) for u in (100.0, 900.0)}
+    assert limit == pytest.approx({100.0: 10, 900.0: 3})
+    gather = bounds.limit_seconds("all_gather", 1000, range(4), [500.0] * 4, regions=(region_of, [100.0] * 2))
+    assert gather == pytest.approx(5)  # half of it crosses
+    # 500, 250 and 250: what has the fast uplink owns all, and the others send and receive it once.
+    limit = bounds.limit_seconds("allreduce", 1000, range(3), [1e4] * 3, regions=([0, 1, 2], [500.0, 250.0, 250.0]))
+    assert limit == pytest.approx(4)
+
+
+def test_an_exchange_waits_for_the_card_the_trunk_and_the_way():
+    def parts(levels, **more):
+        return bounds.exchange_seconds(1000, [0] * 4 + [1] * 4, [500.0] * 8, [200.0] * 2, 0.05, levels, **more)
+
+    assert parts(levels=True) == pytest.approx({"card": 3.5, "trunk": 5, "round trip": 0.05})
+    assert parts(levels=False) == pytest.approx({"card": 3.5, "trunk": 20, "round trip": 0.05})
+    three = ([0, 0, 1, 1, 2, 2], [1e4] * 6, [500.0, 250.0, 250.0], 0.0, True)
+    assert bounds.exchange_seconds(1000, *three, declared=True)["trunk"] == pytest.approx(4)
+    assert bounds.exchange_seconds(1000, *three, declared=False)["trunk"] == pytest.approx(4 / 3 * 4)
+
+
+def test_a_ring_between_regions_waits_for_pieces_or_round_trips():
+    cards = [500.0] * 4
+    assert bounds.ring_time(1000, cards, [200.0] * 2, 0.05) == pytest.approx(7.5)  # 6 pieces of 250
+    assert bounds.ring_time(1, cards, [200.0] * 2, 0.05) == pytest.approx(0.3)  # 6 round trips
+    assert bounds.ring_time(1000, cards, [900.0] * 2) == pytest.approx(3)
+>>>>>>> a97a683 (limits: reckon with trunks and round trips, and advise on them)

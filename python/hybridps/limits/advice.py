@@ -15,7 +15,7 @@ forward + max(backward, done(last)).
     buckets       the cap with the least predicted step, allowing for errors of 5 %; the smallest of those within 1 %
     servers       R grows as the limit does (bounds.py, Theorem 1 of BytePS), with equal cards
     compression   R grows by the bytes that are saved; what encoding costs is left out, so this is the most it can be
-Not looked at: sockets, data threads (`HYBRIDPS_DATA_THREADS`), memory, several DDP models that share a link.
+Regions of nodes: regions.py. Not looked at here: sockets, data threads (`HYBRIDPS_DATA_THREADS`), memory, several DDP models that share a link.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100)
 FIRST_BYTES = MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 CODECS = {"bf16": 2.0, "int8": 128 / 34}  # 1 / hybridps.compress.ratio(), without the extension
 STEPS_MIN = 5
+LEAST_GAIN = 1.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,12 @@ def best_cap_mib(run: Run, rate: float) -> tuple[int, float]:
     return cap, steps[cap][0]
 
 
+def compared(what: str, now: float, seconds: float, of: str = "a step") -> str:
+    """A line of advice: what it gains over what there is now."""
+    verdict = f"{now / seconds:.2f} times as fast" if now / seconds >= LEAST_GAIN else "no gain worth it"
+    return f"{what}: {of} of {seconds * 1e3:.1f} ms, {verdict}"
+
+
 def report(run: Run) -> str:
     """The advice, with the formulas' figures. ValueError: there are too few figures, or they make no sense."""
     if run.steps < STEPS_MIN:
@@ -125,12 +132,8 @@ def report(run: Run) -> str:
         f"last bucket) = {now * 1e3:.1f} ms, {exposed * 1e3:.1f} ms of it waiting"
     )
 
-    def compared(what: str, seconds: float, least: float = 1.03) -> str:
-        verdict = f"{now / seconds:.2f} times as fast" if now / seconds >= least else "no gain worth it"
-        return f"{what}: a step of {seconds * 1e3:.1f} ms, {verdict}"
-
     cap, seconds = best_cap_mib(run, rate)
-    lines.append(compared(f"bucket_cap_mb={cap} (first bucket {FIRST_BYTES // MIB} MiB)", seconds))
+    lines.append(compared(f"bucket_cap_mb={cap} (first bucket {FIRST_BYTES // MIB} MiB)", now, seconds))
     buckets = split(run.bytes, cap * MIB)
     if run.nodes < 3:
         lines.append("dedicated servers: help from 3 nodes on")
@@ -143,14 +146,14 @@ def report(run: Run) -> str:
             what = (
                 f"{count} more dedicated server{'s' if count > 1 else ''} (R x {plain / limit:.2f}, the limit's growth)"
             )
-            lines.append(compared(what, step_s(run, buckets, rate * plain / limit)))
+            lines.append(compared(what, now, step_s(run, buckets, rate * plain / limit)))
     if run.compress in ("", "none"):
         for codec, factor in CODECS.items():
             what = f"HYBRIDPS_COMPRESS={codec} (R x {factor:g} at most; changes results)"
-            lines.append(compared(what, step_s(run, buckets, rate * factor)))
+            lines.append(compared(what, now, step_s(run, buckets, rate * factor)))
     hidden = min(run.forward_s, max(0.0, exposed))
     what = "CrossBarrier (hides up to min(forward, waiting))"
-    lines.append(compared(what, now - hidden) if hidden > 0 else f"{what}: nothing is left to hide")
+    lines.append(compared(what, now, now - hidden) if hidden > 0 else f"{what}: nothing is left to hide")
     return "\n".join(lines)
 
 

@@ -9,6 +9,10 @@ Allreduce of S bytes, n worker nodes. A worker that owns the share y sends and r
 worker with the rate B can therefore own (t B / S - 1) / (n - 2), a server t B / (n S); the least t where these reach 1
 is the bound, and no worker can be done before S / B.
 
+Regions of nodes (docs/regions.md) have an uplink each, which is to a region what a card is to a node: with levels a region
+sends one sum, as if it were one node. Two regions put S on an uplink each way, R equal ones 2 (R - 1)/R S. Without levels each
+node sends for itself: m nodes of each of two regions put m S there. A ring goes through each uplink once each way.
+
 Inside one host the limit is that of memory, `memory_seconds()`.
 
 The other collectives move what they must: nobody can receive less than the bytes that it lacks, nor send less than
@@ -121,10 +125,68 @@ def span_loads(
     return list(zip(sent, received, strict=True))
 
 
-def ring_time(size: float, workers: Sequence[float]) -> float:
-    """A ring over nodes that reduce inside first; the slowest card paces every step."""
+def shares_by_regions(
+    size: float, rates: Sequence[float], region_of: Sequence[int], uplinks: Sequence[float]
+) -> list[float]:
+    """What each node owns where sums have levels. Of three regions or more those with a slow uplink own less; between two
+    that changes nothing."""
+    shares = allreduce_shares(size, rates)[1]
+    if len(uplinks) < 3:
+        return shares
+    owned = [sum(s for s, r in zip(shares, region_of, strict=True) if r == region) for region in range(len(uplinks))]
+    of_regions = allreduce_shares(size, uplinks)[1]
+    return [
+        of_regions[r] * (s / owned[r] if owned[r] > 1e-9 else 1 / list(region_of).count(r))
+        for s, r in zip(shares, region_of, strict=True)
+    ]
+
+
+def uplink_loads(size: float, shares: Sequence[float], region_of: Sequence[int], levels: bool) -> list[float]:
+    """Bytes through each region's uplink, each way, of an allreduce with these shares of the nodes."""
+    owned, nodes = [0.0] * (max(region_of) + 1), [0] * (max(region_of) + 1)
+    for share, region in zip(shares, region_of, strict=True):
+        owned[region] += share
+        nodes[region] += 1
+    if levels:
+        return allreduce_loads(size, owned, len(owned))
+    # Each node pushes what others own; owners send results to each node elsewhere.
+    return [(m * (1 - y) + (len(shares) - m) * y) * size for m, y in zip(nodes, owned, strict=True)]
+
+
+def exchange_seconds(
+    size: float,
+    region_of: Sequence[int],
+    rates: Sequence[float],
+    uplinks: Sequence[float],
+    round_trip_s: float,
+    levels: bool,
+    declared: bool = True,
+) -> dict[str, float]:
+    """What an allreduce of more than EXCHANGE_BYTES_MAX waits for if the plan is followed: its "card" and its "trunk", which
+    work at the same time, and one "round trip", since results come back after contributions have gone. `declared`: whether
+    the job knows the uplinks' rates; else it takes them for equal."""
+    if levels:
+        shares = shares_by_regions(size, rates, region_of, uplinks if declared else [1.0] * len(uplinks))
+        spans = [(-1, node, 0, share * size) for node, share in enumerate(shares)]
+        cards = [sent for sent, _ in span_loads(spans, region_of, sums=True, results=True)]
+    else:
+        shares = allreduce_shares(size, rates)[1]
+        cards = allreduce_loads(size, shares, len(rates))
+    trunk = uplink_loads(size, shares, region_of, levels)
+    return {
+        "card": max(load / rate for load, rate in zip(cards, rates, strict=True)),
+        "trunk": max(load / rate for load, rate in zip(trunk, uplinks, strict=True)),
+        "round trip": round_trip_s,
+    }
+
+
+def ring_time(
+    size: float, workers: Sequence[float], uplinks: Sequence[float] = (), round_trip_s: float = 0.0
+) -> float:
+    """A ring over nodes that reduce inside first, in the order of regions; the slowest card or uplink paces every step, or
+    the round trip where it takes longer than a piece: gloo's 64 B over 50 ms take 6 of them on 4 nodes."""
     n = len(workers)
-    return 0.0 if n < 2 else 2 * (n - 1) / n * size / min(workers)
+    return 0.0 if n < 2 else 2 * (n - 1) * max(size / n / min([*workers, *uplinks]), round_trip_s)
 
 
 def busbw_factor(collective: str, ranks: int) -> float:
@@ -180,8 +242,17 @@ def limit_seconds(
     rates: Sequence[float],
     servers: Sequence[float] = (),
     root: int = 0,
+    regions: tuple[Sequence[int], Sequence[float]] | None = None,
 ) -> float:
-    """The least time of a collective on nodes with these goodputs; 0 where no byte has to cross."""
+    """The least time of a collective on nodes with these goodputs; 0 where no byte has to cross.
+
+    `regions`: the region of each node, and the goodput of each region's uplink. An uplink is to a region what a card is to
+    a node, so the bound for nodes is also one for regions.
+    """
+    if regions:
+        region_of = [regions[0][node] for node in node_of]
+        of_uplinks = limit_seconds(collective, size, region_of, regions[1], (), root)
+        return max(of_uplinks, limit_seconds(collective, size, node_of, rates, servers, root))
     if collective == "allreduce":
         return allreduce_shares(size, rates, servers)[0]
     moved = node_bytes(collective, size, node_of, root)
@@ -224,7 +295,8 @@ def planned_bytes(
     regions: tuple[Sequence[int], Sequence[float]] | None = None,
 ) -> list[tuple[float, float]] | None:
     """Per worker node (sent, received) payload if hybridps's plan is followed (csrc/hybridps/schedule/plan.cpp); None for a
-    reduce, and for an allreduce that regions exchange, which have no such closed form worth keeping.
+    reduce, for an allreduce that regions exchange, and for one with regions and dedicated servers: these have no such
+    closed form worth keeping.
 
     `regions`: the region of each node, and the rate of each region's uplink.
 
@@ -240,18 +312,15 @@ def planned_bytes(
         return node_bytes(collective, size, node_of, root)
     shares = allreduce_shares(size, rates or [1.0] * nodes, servers)[1]
     if collective == "allreduce" and servers:
+        if regions and max(regions[0]) > 0:
+            return None
         return [(load, load) for load in allreduce_loads(size, shares, nodes)[:nodes]]
     region_of: Sequence[int] = [0] * nodes
-    if regions and not servers and max(regions[0]) > 0:
+    if regions and max(regions[0]) > 0:
         uplinks = regions[1]
         if collective == "allreduce" and max(size, EXCHANGE_BYTES_LEAST) * (len(uplinks) - 1) <= EXCHANGE_BYTES_MAX:
             return None
-        if len(uplinks) > 2:
-            members = [[node for node, r in enumerate(regions[0]) if r == region] for region in range(len(uplinks))]
-            for mates, share in zip(members, allreduce_shares(size, uplinks)[1], strict=True):
-                owned = sum(shares[node] for node in mates)
-                for node in mates:
-                    shares[node] = share * (shares[node] / owned if owned > 1e-9 else 1 / len(mates))
+        shares = shares_by_regions(size, rates or [1.0] * nodes, regions[0], uplinks)
         if size > LEVELS_ABOVE_BYTES:
             region_of = regions[0]
     local = [list(node_of).count(node) for node in range(nodes)]

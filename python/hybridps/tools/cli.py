@@ -8,10 +8,12 @@ import os
 import sys
 
 from hybridps.backend.load import load_extension
+from hybridps.limits import regions
 from hybridps.limits.advice import Run, text_of
 from hybridps.tools import doctor as machine
 from hybridps.tools import status, trace
 from hybridps.tools.bench import command as bench
+from hybridps.tools.bench.figures import parse_size
 from hybridps.tools.output import print_any_text, table
 
 
@@ -106,14 +108,36 @@ def run(arguments) -> int:
 
 
 def advise(arguments) -> int:
-    """Print what would make a DDP run faster, from its figures."""
+    """Print what would make a DDP run faster, from its figures; or a step's exchange between regions that are given."""
+    runs, cluster = [], None
     try:
-        with open(arguments.file) as file:
-            runs = [Run(**entry) for entry in json.load(file)]
+        if arguments.file:
+            with open(arguments.file) as file:
+                runs = [Run(**entry) for entry in json.load(file)]
     except (OSError, ValueError, TypeError) as error:
         print(f"hybridps: {arguments.file}: {error}: not a file of `hybridps run --advise`", file=sys.stderr)
         return 1
-    print(text_of(runs))
+    try:
+        if arguments.regions:
+            cluster = regions.cluster_of(
+                arguments.regions, arguments.nic_gbps, arguments.round_trip_ms, arguments.loss
+            )
+            if wrong := [run.nodes for run in runs if run.nodes != sum(cluster.nodes)]:
+                raise ValueError(f"--regions {arguments.regions} are {sum(cluster.nodes)} nodes, the run had {wrong[0]}")
+            if any(run.servers for run in runs):
+                raise ValueError("the run had dedicated servers, with which regions change nothing (docs/regions.md)")
+        if not runs and not (cluster and arguments.bytes):
+            raise ValueError("give a FILE of a run, or --regions and --bytes")
+    except ValueError as error:
+        print(f"hybridps advise: {error}", file=sys.stderr)
+        return 2
+    if runs:
+        print(text_of(runs))
+    if cluster:
+        given = [(run.bytes, run.forward_s + run.backward_s, run.compress) for run in runs if run.bytes]
+        for size, compute_s, compress in given or [(arguments.bytes, arguments.compute_ms / 1e3, "")]:
+            text = regions.report(cluster, size, compute_s, compress)
+            print("\n  ".join(["hybridps advise, between regions:", *text.splitlines()]))
     return 0
 
 
@@ -159,7 +183,18 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         help="groups that the program makes with new_group(backend=NAME) stay with torch's own",
     )
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun, python, ...")
-    add(advise).add_argument("file", metavar="FILE", help="of `hybridps run --advise FILE`")
+    command = add(advise)
+    command.add_argument("file", nargs="?", metavar="FILE", help="of `hybridps run --advise FILE`")
+    command.add_argument(
+        "--regions", metavar="NODES@GBPS,...", help="nodes and uplink of each region (rack, site), as 2@0.2,2@0.2"
+    )
+    command.add_argument("--round-trip-ms", type=float, default=0, metavar="MS", help="between regions (default 0)")
+    command.add_argument("--nic-gbps", type=float, default=10, help="of each node's card (default %(default)s)")
+    command.add_argument("--loss", type=float, default=0, help="part of the packets between regions (0.001)")
+    command.add_argument("--bytes", type=parse_size, metavar="SIZE", help="of all gradients, without a FILE (100M)")
+    command.add_argument(
+        "--compute-ms", type=float, default=0, metavar="MS", help="forward and backward of a step, without a FILE"
+    )
     add_module(
         "bench",
         bench,

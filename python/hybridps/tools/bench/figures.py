@@ -105,18 +105,13 @@ def add_limits(
 ) -> None:
     """Puts the bound and the plan beside what was measured; `rates` are goodputs in bytes/s, None if not known.
 
-    `regions`: the region of each node, and the goodput of each region's uplink. An uplink is to a region what a card is to
-    a node, so the bound for nodes is also one for regions.
+    `regions`: the region of each node, and the goodput of each region's uplink.
     """
     size, collective, root = row["bytes"], row["collective"], row["root"] or 0
     if "memory_rates" in row:
         row["limit_seconds"] = bounds.memory_seconds(collective, size, len(node_of), *row["memory_rates"])
     elif rates:
-        row["limit_seconds"] = bounds.limit_seconds(collective, size, node_of, rates, servers, root)
-        if regions:
-            region_of = [regions[0][node] for node in node_of]
-            uplinks = bounds.limit_seconds(collective, size, region_of, regions[1], (), root)
-            row["limit_seconds"] = max(row["limit_seconds"], uplinks)
+        row["limit_seconds"] = bounds.limit_seconds(collective, size, node_of, rates, servers, root, regions)
     plan = bounds.planned_bytes(collective, size, node_of, rates or (), servers, root, regions)
     row["planned"] = plan
     for figures in row["backends"].values():

@@ -5,17 +5,18 @@ import json
 import os
 import re
 import resource
-import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from plain_sockets import Sockets  # noqa: E402
 
 MARK = "RESULT "
-PIECE = 256 * 1024
-PORT = 29700
 
 
 class Collective:
@@ -37,85 +38,6 @@ class Collective:
         self.tensor.fill_(1)
         self.once()
         return bool((self.tensor == self.dist.get_world_size()).all())
-
-
-class Sockets:
-    """Each rank owns a part: it receives the others' parts, sums them, and sends the sum to all. One thread, a socket
-    to each peer, pieces of 256 KiB, results received in place: what is left is what the kernel takes, and the sum."""
-
-    def __init__(self, size: int, rank: int, world: int, addresses: list[str]):
-        import torch
-
-        torch.set_num_threads(1)
-        self.rank, self.world = rank, world
-        self.tensor = torch.ones(size // 4)
-        part = len(self.tensor) // world
-        self.parts = [self.tensor[i * part : (i + 1) * part if i + 1 < world else None] for i in range(world)]
-        self.theirs = {peer: torch.empty_like(self.parts[rank]) for peer in range(world) if peer != rank}
-        self.sockets = {}
-        listener = socket.create_server((addresses[rank], PORT), backlog=world)
-        for peer in range(rank):
-            self.sockets[peer] = self._dial(addresses[peer])
-        for _ in range(rank + 1, world):
-            connection, _ = listener.accept()
-            self.sockets[int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little")] = connection
-        listener.close()
-        for connection in self.sockets.values():
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setblocking(False)
-
-    def _dial(self, address: str) -> socket.socket:
-        for _ in range(600):
-            try:
-                connection = socket.create_connection((address, PORT))
-            except OSError:
-                time.sleep(0.05)
-                continue
-            connection.sendall(self.rank.to_bytes(4, "little"))
-            return connection
-        raise TimeoutError(f"nobody at {address}:{PORT}")
-
-    def _exchange(self, to_send: dict, to_receive: dict) -> None:
-        sends = {peer: memoryview(t.numpy()).cast("B") for peer, t in to_send.items()}
-        receives = {peer: memoryview(t.numpy()).cast("B") for peer, t in to_receive.items()}
-        with selectors.DefaultSelector() as selector:
-            for peer, connection in self.sockets.items():
-                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
-            left = 2 * len(self.sockets)
-            while left:
-                for key, events in selector.select():
-                    peer, connection = key.data, key.fileobj
-                    if events & selectors.EVENT_READ and receives[peer]:
-                        receives[peer] = receives[peer][connection.recv_into(receives[peer][:PIECE]) :]
-                    if events & selectors.EVENT_WRITE and sends[peer]:
-                        sends[peer] = sends[peer][connection.send(sends[peer][:PIECE]) :]
-                    wanted = (selectors.EVENT_READ if receives[peer] else 0) | (
-                        selectors.EVENT_WRITE if sends[peer] else 0
-                    )
-                    if wanted != key.events:
-                        left -= (key.events ^ wanted).bit_count()
-                        if wanted:
-                            selector.modify(connection, wanted, peer)
-                        else:
-                            selector.unregister(connection)
-
-    def once(self):
-        own = self.parts[self.rank]
-        self._exchange({peer: self.parts[peer] for peer in self.sockets}, self.theirs)
-        for theirs in self.theirs.values():
-            own.add_(theirs)
-        self._exchange(dict.fromkeys(self.sockets, own), {peer: self.parts[peer] for peer in self.sockets})
-
-    def align(self):
-        import torch
-
-        token = torch.zeros(1)
-        self._exchange(dict.fromkeys(self.sockets, token), {peer: torch.zeros(1) for peer in self.sockets})
-
-    def check(self) -> bool:
-        self.tensor.fill_(1)
-        self.once()
-        return bool((self.tensor == self.world).all())
 
 
 def sum_seconds(size: int, world: int) -> float:

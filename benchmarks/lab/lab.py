@@ -8,6 +8,12 @@
 Writes NAME.json for each row, table.md, table.png and table-one-host.png to the output folder. Everything that it makes
 in the system belongs to its own processes and goes with them.
 
+Beside rows that move bulk stands what plain TCP sockets take for the bytes that the limit lets each card, or each uplink,
+carry (worker.plain_streams): one stream from each host, and no sums. Not where hosts have several cards or differ.
+
+Rows tagged mpi have MPI_Allreduce as a third peer, over TCP: MPICH, from an environment of its own. --make-mpi makes it in
+build/mpi, --mpi PYTHON names another one that has mpi4py and MPICH; without, these rows are left out.
+
 Rows with regions have a trunk between bridges. Where it has a delay or loses packets, a program does that (relay.cpp, made
 with g++ when it is needed), for the kernel may lack netem.
 
@@ -33,6 +39,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
 
 import hosts  # noqa: E402
+import mpich  # noqa: E402
 import rows  # noqa: E402
 from hybridps.limits import bounds  # noqa: E402
 from hybridps.tools.output import load_of_machine, plot_complaint  # noqa: E402
@@ -103,9 +110,12 @@ class Run:
             uplinks=self._uplinks(),
         )
         try:
+            # First and alone: its processes are not ours, and nothing else of the row runs meanwhile.
+            jobs = [{"name": row.name, **self._job(row)} for row in chosen_rows if row.job.get("mpi")]
+            by_mpi = mpich.measure(network, self.workers, self.options, jobs) if jobs else {}
             before, cards_before, up_before = network.sent(), network.sent_by_card(), network.sent_up()
             self._start(network, chosen_rows)
-            self._collect(chosen_rows, on_result)
+            self._collect(chosen_rows, lambda row, result: on_result(row, result | by_mpi.get(row.name, {})))
             after = network.sent()
             result = {"sent": {n: after[n] - before[n] for n in after}, "dropped": network.dropped()}
             if up_before:
@@ -152,6 +162,7 @@ class Run:
             "servers_goodput": [bounds.goodput(self.mbit[name] / 1000) for name in self.servers],
             "regions": self.setup.regions
             and (self.setup.region_of, [bounds.goodput(rate / 1000) for rate in self.setup.uplinks]),
+            "addresses": [] if self.setup.cards else [network.address[name] for name in self.workers],
             "jobs": [{"name": row.name, **self._job(row)} for row in chosen_rows],
         }
         self.results: queue.Queue = queue.Queue()
@@ -271,6 +282,15 @@ def figures_of(result: dict) -> dict:
         figures["ratio"] = peer["ours_is_faster_by"]
         figures["p99_to_peer"] = ours["p99_seconds"] / peer["seconds"]
         figures["peer_drift"] = peer["drift"]
+    if "sockets_seconds" in result:
+        figures["sockets_ms"] = result["sockets_seconds"] * 1e3
+        figures["of_sockets"] = result["sockets_seconds"] / ours["seconds"]
+    if mpi := result.get("mpi"):
+        figures["mpi_ms"] = mpi["seconds"] * 1e3
+        figures["mpi_ratio"] = mpi["seconds"] / ours["seconds"]
+        figures["mpi_wrong"], figures["mpi_wire"] = mpi["wrong"], mpi["sent"] / mpi["sent_least"]
+        if result.get("limit_seconds"):
+            figures["mpi_of_limit"] = result["limit_seconds"] / mpi["seconds"]
     if ours.get("payload_to_plan") and result.get("bytes", 0) >= 64 * rows.KIB:
         figures["wire_error"] = abs(ours["payload_to_plan"] - 1)
         figures["wire_overhead"] = ours.get("interface_to_plan")
@@ -288,6 +308,10 @@ def doubts(setup: rows.Setup, result: dict, figures: dict) -> list[str]:
     reasons = []
     if figures.get("wrong"):
         reasons.append(f"{figures['wrong']} wrong elements")
+    if figures.get("mpi_wrong"):
+        reasons.append("wrong sums of MPI")
+    if figures.get("mpi_wire", 1) < 0.97:
+        reasons.append(f"MPI: only {figures['mpi_wire']:.3f} of the least bytes crossed the interface")
     # On one host the cores and the memory are what is measured.
     large = result.get("bytes", 0) >= rows.MIB and setup.hosts > 1
     if large and figures.get("cpu_load", 0) > CPU_LOAD_MAX:
@@ -319,9 +343,9 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | bytes/plan | CPU ms | gloo's"
+        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | sockets ms | bytes/plan | CPU ms | gloo's"
         " | bars |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
 
     def cell(figures, name, form):
@@ -330,7 +354,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
 
     for row, result in done:
         if "unavailable" in result:
-            lines.append(f"| {row.name} | {row.setup.text} | not available: {result['unavailable']} |" + " |" * 9)
+            lines.append(f"| {row.name} | {row.setup.text} | not available: {result['unavailable']} |" + " |" * 10)
             continue
         figures = result["figures"]
         verdicts = []
@@ -342,6 +366,8 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             verdicts.append(f"alone {figures['alone_ms']:.3f} ms")
         if "ddp_ms" in figures:
             verdicts.append(f"own DDP {figures['ddp_ms']:.4g} ms, {figures['ddp_ratio']:.2f}x")
+        if "mpi_ms" in figures:
+            verdicts.append(f"{result['mpi']['library']} {figures['mpi_ms']:.4g} ms, {figures['mpi_ratio']:.2f}x")
         ours = result["backends"]["hybridps"]
         cells = [
             row.name,
@@ -352,6 +378,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             cell(figures, "ratio", "{:.2f}"),
             cell(figures, "of_limit", "{:.1%}"),
             cell(figures, "peer_of_limit", "{:.1%}"),
+            cell(figures, "sockets_ms", "{:.4g}"),
             cell(ours, "payload_to_plan", "{:.3f}"),
             cell(figures, "cpu_ms", "{:.3g}"),
             cell(figures, "peer_cpu_ms", "{:.3g}"),
@@ -420,6 +447,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a fifth of the iterations: does it run at all?")
     parser.add_argument("--queue-ms", type=float, default=5, help="queue of each link, in time (default %(default)s)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="setting for all processes")
+    parser.add_argument("--mpi", type=Path, default=mpich.PYTHON, metavar="PYTHON", help="for rows tagged mpi")
+    parser.add_argument("--make-mpi", action="store_true", help="make build/mpi (pip install mpich mpi4py) and end")
     parser.add_argument("--limit-s", type=float, default=600, help="for one setup (default %(default)s)")
     parser.add_argument("--output", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
@@ -430,6 +459,9 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        if options.make_mpi:
+            say(f"[lab] {mpich.make()}")
+            return 0
         selected = chosen(options.only)
         if complaint := plot_complaint():
             say(f"[lab] no picture: {complaint}")
@@ -469,6 +501,13 @@ def measure(selected: list[rows.Row], options) -> int:
                 say(f"[lab] {row.name}: not available, the program hybridps-server was not found")
                 done.append((row, {"unavailable": "no hybridps-server"}))
             continue
+        if any(row.job.get("mpi") for row in together) and (reason := mpich.why_not(options.mpi)):
+            for row in [row for row in together if row.job.get("mpi")]:
+                say(f"[lab] {row.name}: not available, {reason}")
+                done.append((row, {"unavailable": reason}))
+                together.remove(row)
+            if not together:
+                continue
         say(f"[lab] {setup.text}: {', '.join(row.name for row in together)}; load {load_of_machine()}")
         try:
             totals = Run(setup, options).measure(together, keep)

@@ -389,6 +389,11 @@ ROWS = (
         Row(f"r4+4-{collective}-16M", R24, job(collective, 16 * MIB, 6), (at_least("ratio", 1),), ("trunk",))
         for collective in ("broadcast", "all_gather", "reduce_scatter")
     ),
+    # With a third peer, MPI (mpich.py).
+    *(
+        Row(f"mpi-{name}", N4, job("allreduce", size, iterations, mpi=True), (), ("mpi",))
+        for name, size, iterations in (("64B", 64, 400), ("64K", 64 * KIB, 100), ("16M", 16 * MIB, 12))
+    ),
     Row("one-64B", ONE, job("allreduce", 64, 2000), (at_most("ms", 0.040),), ("one",)),
     Row("one-64K", ONE, job("allreduce", 64 * KIB, 1000), (at_most("ms", 0.070),), ("one",)),
     Row("one-1M", ONE, job("allreduce", MIB, 400), (), ("one",)),

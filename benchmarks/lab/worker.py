@@ -5,15 +5,58 @@ worker.py '{"backends": ["hybridps", "gloo"], "interface": "net0", "jobs": [{"do
 
 import json
 import os
+import statistics
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 from hybridps.limits import bounds
 from hybridps.tools.bench.figures import add_limits, paired_ratio, summarise
 from hybridps.tools.bench.session import Session
 from hybridps.tools.output import load_of_machine
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from plain_sockets import Sockets  # noqa: E402
+
 MARK = "RESULT "
+BULK_BYTES = 2**20  # from here on the links decide, and not the cores
+
+
+def plain_streams(limit_s: float, goodput: list[float], regions: tuple[list[int], list[float]] | None):
+    """(bytes, step): each host sends so many to the one that is `step` further on, so that each card carries what the limit
+    says; or each uplink, where uplinks are slower than cards. None: hosts or regions differ, and no circle of streams does it.
+    """
+    if len(goodput) < 2 or len(set(goodput)) > 1:
+        return None
+    if not regions:
+        return round(limit_s * goodput[0]), 1
+    region_of, uplinks = regions
+    if len(set(Counter(region_of).values())) > 1 or len(set(uplinks)) > 1:
+        return None
+    hosts = region_of.count(0)
+    return (round(limit_s * uplinks[0] / hosts), hosts) if uplinks[0] < goodput[0] else (round(limit_s * goodput[0]), 1)
+
+
+def sockets_seconds(session, addresses: list[str], size: int, step: int, times: int) -> float:
+    """How long plain sockets take for it, a process on each host: median, of each time the slowest host."""
+    node = session.node_of[session.rank]
+    streams = None
+    if session.node_of.index(node) == session.rank:
+        streams = Sockets(4 * len(addresses), node, len(addresses), addresses)
+    taken = []
+    for index in range(1 + times):  # the first finds the path's rate
+        session.align()
+        begin = time.perf_counter()
+        if streams:
+            streams.circle(size, step)
+        if index:
+            taken.append(time.perf_counter() - begin)
+    session.align()
+    if streams:
+        streams.close()
+    return statistics.median(map(max, zip(*session._everyones(taken), strict=True)))
 
 
 def collective(session, job, context):
@@ -28,6 +71,9 @@ def collective(session, job, context):
         interface=context["interface"],
     )
     add_limits(row, session.node_of, context["goodput"], context["servers_goodput"], context["regions"])
+    if row["bytes"] >= BULK_BYTES and context["addresses"]:
+        if streams := plain_streams(row["limit_seconds"], context["goodput"], context["regions"]):
+            row["sockets_seconds"] = sockets_seconds(session, context["addresses"], *streams, min(5, job["iterations"]))
     return row
 
 

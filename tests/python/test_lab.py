@@ -5,15 +5,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
+from pathlib import Path
 
 import pytest
 from repo import ROOT
 
-sys.path[:0] = [str(ROOT / "benchmarks" / "lab"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "benchmarks" / "lab"), str(ROOT / "benchmarks"), str(ROOT / "scripts")]
 
 import hosts  # noqa: E402
 import lab  # noqa: E402
+import mpich  # noqa: E402
 import rows  # noqa: E402
 
 
@@ -93,6 +97,86 @@ def test_the_table_has_a_line_for_each_row():
     text = lab.table([(row, result), (rows.ROWS[1], {"unavailable": "no hybridps-server"})])
     assert text.count("\n") == 4 and "not available" in text and "1.25" in text
     assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def plain_streams(*arguments):
+    import worker  # only here: it asks for hybridps
+
+    return worker.plain_streams(*arguments)
+
+
+def test_plain_streams_carry_what_the_limit_says_of_cards_and_uplinks():
+    assert plain_streams(15.0, [100.0] * 4, None) == (1500, 1)  # 2 (n - 1)/n of 1000, in a ring
+    # A trunk that is slower than the cards: 1000 over it, half from each host, to its like in the other region.
+    assert plain_streams(10.0, [500.0] * 4, ([0, 0, 1, 1], [100.0] * 2)) == (500, 2)
+    assert plain_streams(3.0, [500.0] * 4, ([0, 0, 1, 1], [500.0] * 2)) == (1500, 1)  # the ring crosses the trunk once
+    # No circle does it.
+    assert plain_streams(1.0, [100.0, 100.0, 50.0], None) is None
+    assert plain_streams(1.0, [500.0] * 3, ([0, 0, 1], [100.0] * 2)) is None
+    assert plain_streams(1.0, [500.0] * 3, ([0, 1, 2], [100.0, 50.0, 50.0])) is None
+    assert plain_streams(1.0, [100.0], None) is None
+
+
+@pytest.mark.parametrize(("world", "step"), [(2, 1), (3, 1), (4, 2)])
+def test_streams_go_round_in_a_circle(world, step):
+    pytest.importorskip("torch")
+    from plain_sockets import Sockets
+
+    # Addresses of loopback that no other process takes: the port is always the same.
+    pid = os.getpid()
+    addresses = [f"127.{pid % 250 + 1}.{pid // 250 % 250}.{rank + 1}" for rank in range(world)]
+    failed, ended = [], []
+
+    def rank_of(rank):
+        try:
+            streams = Sockets(4 * world, rank, world, addresses)
+            for size in (1, 700_001):
+                streams.circle(size, step)
+            ended.append(streams.check())  # nothing is left in a stream
+            streams.close()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed and ended == [True] * world
+
+
+def test_plain_sockets_and_mpi_stand_beside_the_row():
+    row = next(row for row in rows.ROWS if row.name == "mpi-16M")
+    found = {"times": [[0.8, 1.0], [1.0, 0.9]], "wrong": 0, "sent": [24.0, 25.0], "cpu_seconds": [0.1, 0.2], "library": "MPICH 5"}
+    mpi = mpich.figures(found, 16, 1)
+    assert mpi["seconds"] == pytest.approx(1.0) and mpi["sent"] == 24.5 and mpi["sent_least"] == 16
+    result = result_of() | {"sockets_seconds": 0.38, "limit_seconds": 0.36, "mpi": mpi}
+    figures = lab.figures_of(result)
+    assert figures["of_sockets"] == pytest.approx(0.95) and figures["mpi_ratio"] == pytest.approx(2.5)
+    assert figures["mpi_wire"] == pytest.approx(24.5 / 16) and lab.doubts(row.setup, result, figures) == []
+    text = lab.table([(row, result | {"figures": figures, "doubts": []}), (row, {"unavailable": "no MPICH"})])
+    assert "| 380 |" in text and "MPICH 5 1000 ms, 2.50x" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+    figures = lab.figures_of(result | {"mpi": mpi | {"sent": 2.0, "wrong": 3}})  # shared memory was used
+    assert [doubt.split(":")[0] for doubt in lab.doubts(row.setup, result, figures)] == ["wrong sums of MPI", "MPI"]
+
+
+def test_what_starts_mpi_enters_the_host_that_it_names(tmp_path):
+    network = types.SimpleNamespace(command=lambda name, command: ["echo", f"in {name}:", *command])
+    script = tmp_path / "enter"
+    script.write_text(mpich.launcher(network, ["h0", "h1"]))
+    script.chmod(0o755)
+    done = subprocess.run([script, "-x", "-q", "h1", '"proxy"', "--port", "h0:1"], capture_output=True, text=True)
+    assert done.stdout == 'in h1: sh -c "proxy" --port h0:1\n'
+    assert subprocess.run([script, "h2", "true"], capture_output=True).returncode != 0
+
+
+def test_without_mpi_its_rows_are_left_out_with_a_reason(tmp_path, monkeypatch, capsys):
+    assert "--make-mpi" in mpich.why_not(tmp_path / "python")
+    options = types.SimpleNamespace(output=str(tmp_path), mpi=Path("absent"))
+    monkeypatch.setattr(lab, "plot_complaint", lambda: "no picture")
+    assert lab.measure(lab.chosen("mpi"), options) == 0
+    assert capsys.readouterr().out.count("| not available: no MPICH") == 3
 
 
 def test_cross_barrier_is_compared_with_both_kinds_of_ddp():

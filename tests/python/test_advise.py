@@ -103,8 +103,8 @@ def test_an_exchange_between_two_sites_has_its_figures():
     # Codecs have no levels: two nodes' 16 MiB, a half or 34/128 of them, and the way.
     assert "HYBRIDPS_COMPRESS=bf16 (bytes / 2, no levels; changes results): an exchange of 751.7 ms, no gain" in text
     assert "an exchange of 422.8 ms, 1.78 times as fast" in text
-    # 1453.4 ms at once: of 73 steps of 200 ms less than a tenth.
-    assert "LocalSteps, every=73 " in text and "exchange of 19.9 ms, 37.76 times" in text
+    # 1453.4 ms at once: of 73 steps of 200 ms less than a tenth. A step took 951.7 ms.
+    assert "LocalSteps, every=73 " in text and "a step of 219.9 ms, 4.33 times" in text
     assert "TCP buffers" not in text and "loss" not in text
 
 

@@ -107,8 +107,8 @@ def report(cluster: Cluster, size: float, compute_s: float = 0.0, compress: str 
         f"what sets the pace: the {pace} (" + ", ".join(f"{what} {s * 1e3:.1f} ms" for what, s in parts.items()) + ")",
     ]
 
-    def told(what: str, seconds: float, of: str = "an exchange") -> None:
-        lines.append(compared(what, now, seconds, of))
+    def told(what: str, seconds: float) -> None:
+        lines.append(compared(what, now, seconds, "an exchange"))
 
     if codec != 1:
         told("HYBRIDPS_COMPRESS=exact (levels; reckoned as if it saved nothing)", seconds_of(cluster.exchange(size, found)))
@@ -126,5 +126,5 @@ def report(cluster: Cluster, size: float, compute_s: float = 0.0, compress: str 
     if compute_s > 0:
         every = max(1, math.ceil(plain / (LOCAL_PART * compute_s)))
         what = f"LocalSteps, every={every} (less than {LOCAL_PART:.0%} of a step; no levels; another optimizer)"
-        told(what, plain / every, "a step's part of an exchange")
+        lines.append(compared(what, compute_s + now, compute_s + plain / every))
     return "\n".join(lines + window_lines(cluster, has_levels or codec == 1))

@@ -29,12 +29,14 @@ def runs(rank, world, name, arguments):
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def learns(name, nodes, *arguments, package="", preload=(), **env):
+def learns(name, nodes, *arguments, package="", preload=(), regions=None, **env):
     """The output of all ranks, after the losses in it were seen to fall to a half at most."""
     if package and not importlib.util.find_spec(package):
         pytest.skip(f"{package} is not installed")
     members = harness.parse_nodes(nodes)
     rank_env = {rank: {"GROUP_RANK": node, "LOCAL_WORLD_SIZE": members.count(node)} for rank, node in enumerate(members)}
+    for rank, more in (regions or {}).items():
+        rank_env[rank] |= more
     server = harness.Zygote(["pytest", "numpy", "torch._dynamo", *preload], env=ENVIRONMENT) if preload else None
     more = {"fork_server": server or harness.framework_zygote}
     try:
@@ -68,6 +70,15 @@ def test_compressed_sends_less():
         output = learns("train_compressed.py", "1+1", "--codec", codec)
         sent[codec] = int(re.search(r"sent to other machines: (\d+) bytes", output)[1])
     assert sent["int8"] < 0.5 * sent["none"], sent
+
+
+@pytest.mark.parametrize("way", ["gloo", "hybridps", "int8", "local"])
+def test_over_distance(way):
+    # Declared, since round trips on one machine show no sites.
+    regions = {rank: {"HYBRIDPS_REGION": "east" if rank < 2 else "west"} for rank in range(4)}
+    arguments = ("--way", way, "--steps", "96", "--width", "256")
+    output = learns("train_over_distance.py", "1+1+1+1", *arguments, regions=regions)
+    assert re.search(rf"^{way}: [\d.]+ ms a step; this machine sent [\d.]+ MB a step; loss on points not seen [\d.]+$", output, re.M)
 
 
 def test_hsdp_with_a_server():

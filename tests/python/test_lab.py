@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from repo import ROOT
 
-sys.path[:0] = [str(ROOT / "benchmarks" / "lab"), str(ROOT / "benchmarks"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "benchmarks" / name) for name in ("lab", "distance", "")] + [str(ROOT / "scripts")]
 
+import distance  # noqa: E402
 import hosts  # noqa: E402
 import lab  # noqa: E402
 import mpich  # noqa: E402
@@ -303,6 +304,16 @@ def test_the_limit_of_regions_is_that_of_their_uplinks():
     assert row["limit_seconds"] == pytest.approx(10)  # both regions send all of it once; the cards alone need 3
     add_limits(row, [0, 1, 2, 3], [100.0] * 4, [], ([0, 0, 1, 1], [500.0, 500.0]))
     assert row["limit_seconds"] == pytest.approx(15)
+
+
+def test_ways_of_training_over_distance_are_held_against_gloo():
+    run = {"seconds": 0.5, "trunk_bytes": 7.3e6, "loss": 0.58, "load_before": "0 0 0"}
+    faster = [run | {"seconds": seconds} for seconds in (0.1, 0.25, 0.9)]
+    text = distance.table({"gloo": [run], "local": faster}, "two sites")
+    assert "| DDP, gloo | 500.0 | 1.00 | 7.30 | 0.5800 |" in text and "| hybridps.LocalSteps | 250.0 | 2.00 |" in text
+    assert "| – |" in distance.table({"local": [run]}, "two sites")
+    told = "local: 48.2 ms a step; this machine sent 0.9 MB a step; loss on points not seen 0.6683"
+    assert distance.TOLD.search(told).groups() == ("48.2", "0.6683")
 
 
 CONNECT = "import socket, sys, time; t = time.time(); socket.create_connection((sys.argv[1], 5000)); print(time.time() - t)"

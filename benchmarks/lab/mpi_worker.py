@@ -4,9 +4,14 @@ a line for each job, with the times of all ranks. It imports nothing of hybridps
 import json
 import sys
 import time
+from pathlib import Path
 
 import numpy
 from mpi4py import MPI
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts")]
+
+from hosts import die_with_parent  # noqa: E402
 
 MARK = "RESULT "
 LEAD = 5  # operations in front of each block that are not counted, as in the bench's own blocks
@@ -50,6 +55,7 @@ def run(job: dict, world) -> dict:
 
 
 def main() -> None:
+    die_with_parent()
     for job in json.loads(sys.argv[1]):
         result = run(job, MPI.COMM_WORLD)
         if MPI.COMM_WORLD.rank == 0:

@@ -39,8 +39,10 @@ def why_not(python: Path) -> str:
 
 
 def launcher(network: hosts.Hosts, names: list[str]) -> str:
-    """What Hydra calls as ssh: options, host, and a command for the host's shell."""
-    cases = "".join(f"  {name}) set -- {shlex.join(network.command(name, []))} sh -c \"$*\" ;;\n" for name in names)
+    """What Hydra calls as ssh: options, host, and a command for the host's shell. What it starts dies with Hydra, however that
+    ends: by then the network may be gone that would tell it."""
+    enter = {name: shlex.join(["setpriv", "--pdeathsig", "KILL", *network.command(name, [])]) for name in names}
+    cases = "".join(f"  {name}) set -- {enter[name]} sh -c \"exec $*\" ;;\n" for name in names)
     return f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1\nshift\ncase $host in\n{cases}  *) exit 1 ;;\nesac\nexec "$@"\n'
 
 

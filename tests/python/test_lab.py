@@ -168,7 +168,7 @@ def test_what_starts_mpi_enters_the_host_that_it_names(tmp_path):
     script.write_text(mpich.launcher(network, ["h0", "h1"]))
     script.chmod(0o755)
     done = subprocess.run([script, "-x", "-q", "h1", '"proxy"', "--port", "h0:1"], capture_output=True, text=True)
-    assert done.stdout == 'in h1: sh -c "proxy" --port h0:1\n'
+    assert done.stdout == 'in h1: sh -c exec "proxy" --port h0:1\n'
     assert subprocess.run([script, "h2", "true"], capture_output=True).returncode != 0
 
 

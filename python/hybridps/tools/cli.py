@@ -125,7 +125,7 @@ def advise(arguments) -> int:
             if wrong := [run.nodes for run in runs if run.nodes != sum(cluster.nodes)]:
                 raise ValueError(f"--regions {arguments.regions} are {sum(cluster.nodes)} nodes, the run had {wrong[0]}")
             if any(run.servers for run in runs):
-                raise ValueError("the run had dedicated servers, with which regions change nothing (docs/regions.md)")
+                raise ValueError("the run had dedicated servers: what these do for regions is not modelled")
         if not runs and not (cluster and arguments.bytes):
             raise ValueError("give a FILE of a run, or --regions and --bytes")
     except ValueError as error:

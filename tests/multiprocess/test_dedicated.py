@@ -146,6 +146,21 @@ def test_the_bits_are_those_without_servers():
     assert len(digests) == 1
 
 
+def in_regions(names):
+    return {rank: {"HYBRIDPS_REGION": name} for rank, name in enumerate(names)}
+
+
+def test_the_bits_in_regions_are_those_without_servers():
+    """A server in either region, or in none."""
+    declared = in_regions("aaab")
+    digests = set(run_ranks(deterministic, "2+1+1", rank_env=declared))
+    for names in (["b"], ["a", "b"], [""]):
+        with contextlib.ExitStack() as stack:
+            running = [stack.enter_context(servers(1, env={"HYBRIDPS_REGION": name}))[0] for name in names]
+            digests |= set(run_ranks(deterministic, "2+1+1", env=settings(running), rank_env=declared))
+    assert len(digests) == 1
+
+
 def counted(rank, world, size):
     from hybridps import _C
 
@@ -548,16 +563,16 @@ def train(rank, world, steps, ready=None):
     return (losses, b"".join(p.detach().numpy().tobytes() for p in model.parameters())), at - start, longest
 
 
-def train_while_servers_are_killed(tries, tmp_path):
+def train_while_servers_are_killed(tries, tmp_path, rank_env=None, server_env=None):
     import random
     import threading
 
     steps = 300
-    undisturbed = [result for result, _, _ in run_ranks(train, "1+1+1+1", args=(steps,))]
+    undisturbed = [result for result, _, _ in run_ranks(train, "1+1+1+1", args=(steps,), rank_env=rank_env)]
     lengths, pauses = [1.0], []
     for turn in range(tries):
         ready = tmp_path / f"ready{turn}"
-        with servers(2) as running:
+        with servers(2, env=server_env) as running:
             moments = [random.uniform(0, lengths[-1])]
             if turn % 2 == 1:
                 moments.append(random.uniform(0, lengths[-1] - moments[0]))
@@ -573,7 +588,8 @@ def train_while_servers_are_killed(tries, tmp_path):
             striker = threading.Thread(target=strike)
             striker.start()
             try:
-                done = run_ranks(train, "1+1+1+1", args=(steps, str(ready)), env=settings(running))
+                args = (steps, str(ready))
+                done = run_ranks(train, "1+1+1+1", args=args, env=settings(running), rank_env=rank_env)
             finally:
                 striker.join()
         assert [result for result, _, _ in done] == undisturbed, f"try {turn}: killed after {moments} s"
@@ -643,6 +659,10 @@ def test_servers_are_restarted_one_by_one_under_ddp_and_the_bits_stay_the_same(t
 
 def test_ddp_trains_on_with_the_same_bits_when_servers_are_killed(tmp_path):
     train_while_servers_are_killed(2, tmp_path)
+
+
+def test_ddp_trains_on_in_two_regions_when_their_servers_are_killed(tmp_path):
+    train_while_servers_are_killed(2, tmp_path, in_regions("aabb"), {"HYBRIDPS_REGION": "b"})
 
 
 @pytest.mark.slow

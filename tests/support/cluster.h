@@ -23,6 +23,7 @@ struct ClusterOptions {
   std::vector<double> weights;  // by node; empty: equal
   /// Shares of dedicated servers, beside a share of 1 per node: as many more runtimes, at(size() + d).
   std::vector<double> servers;
+  std::vector<int> region_of_server;  // with region_of; empty: in none
   std::uint64_t seed = 1;
   std::size_t chunk_bytes = 1024;
   std::vector<std::size_t> chunk_bytes_of;  // by rank, where a rank's own setting differs from the group's
@@ -125,6 +126,7 @@ class Cluster {
     const schedule::Members members(members_of(ids_.size()));
     schedule::Topology topology(options_.node_of, rank, options_.weights, options_.servers);
     if (!options_.region_of.empty()) topology = topology.with_regions(options_.region_of);
+    if (!options_.region_of_server.empty()) topology = topology.with_server_regions(options_.region_of_server);
     const auto& codecs = options_.codecs;
     const auto codec = codecs.empty() ? nullptr : codecs[static_cast<std::size_t>(rank)];
     const auto room = static_cast<std::uint32_t>(options_.chunk_bytes);
@@ -134,6 +136,7 @@ class Cluster {
       server::ServedGroup group{uid, "test", members, std::move(topology), chunks, codec};
       group.may_pack = options_.may_pack;
       group.packs_from = options_.packs_from;
+      group.tiny_bytes = options_.tiny_bytes;
       group.residual_budget->bytes_max = options_.server_residual_bytes;
       group.outer_budget->bytes_max = options_.outer_bytes;
       at(rank).open_served_group(std::move(group));

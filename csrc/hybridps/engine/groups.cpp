@@ -309,14 +309,15 @@ void Groups::set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster)
                                                             config_.eager_bytes * info.topology.fan());
 }
 
-Status Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const {
+core::Result<int> Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const {
   const auto found =
       std::find_if(groups_.begin(), groups_.end(), [uid](const Group& group) { return group->uid == uid; });
-  if (found == groups_.end() || !check_) return Status::ok();
+  if (found == groups_.end()) return schedule::kNoRegion;
   bootstrap::Roster roster = (*found)->roster;
   if (!may_have_servers(roster)) return Status(Code::kMismatch, "its rank 0 named no dedicated servers");
   roster.servers.insert(roster.servers.end(), newcomers.begin(), newcomers.end());
-  return check_(roster, (*found)->options.rank);
+  if (Status status = check_ ? check_(roster, (*found)->options.rank) : Status::ok(); !status.is_ok()) return status;
+  return region_of_server(roster, newcomers.back());
 }
 
 // In a group that has not started, the servers count as there from the beginning. So the topology and the sizes, which

@@ -78,7 +78,7 @@ class Groups : core::Pinned {
   /// Lets operations begin: the wait for dedicated servers is over, or the group has failed.
   void start(const Group& group);
   void on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers);
-  core::Status may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const;
+  core::Result<int> may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const;
   /// The group as the worker needs it, without codecs. The members become peers.
   worker::GroupInfo info_of(GroupCore& group);
   void set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster) const;

@@ -210,10 +210,10 @@ std::optional<RegionText> parse_region(const std::string& text) {
   return RegionText{text.substr(0, at), *gbps};
 }
 
-/// By node. One region: there are none.
-std::vector<int> regions_of(const bootstrap::Roster& roster) {
+/// By node, in [0, number of regions). `names`: of each region, in the order of nodes, so the same on all ranks; empty
+/// where regions were found.
+std::vector<int> regions_of(const bootstrap::Roster& roster, std::vector<std::string>& names) {
   if (!roster.region_of.empty()) return roster.region_of;
-  std::vector<std::string> names;  // in the order of nodes, so the same on all ranks
   std::vector<int> region_of(static_cast<std::size_t>(roster.node_count()), -1);
   for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
     int& region = region_of[static_cast<std::size_t>(roster.node_of[rank])];
@@ -229,9 +229,10 @@ std::vector<int> regions_of(const bootstrap::Roster& roster) {
 // Between three regions or more, an uplink of rate r carries (1 + (R - 2) y) / r tensors in each direction, where y is
 // what the region's nodes own: the formula of nodes and their cards. So regions get shares as nodes do (shares.h), and
 // nodes keep their parts of their region's share. Without the rates of all uplinks, or where nodes have no rates,
-// shares are those of a flat network.
+// shares are those of a flat network. A region's dedicated servers keep their shares (`of_servers`, by region), and its
+// nodes have the rest.
 std::vector<double> weights_by_uplinks(const bootstrap::Roster& roster, const std::vector<int>& region_of,
-                                       std::vector<double> weights) {
+                                       const std::vector<double>& of_servers, std::vector<double> weights) {
   const auto regions = static_cast<std::size_t>(*std::max_element(region_of.begin(), region_of.end()) + 1);
   if (regions < 3) return weights;
   std::vector<double> rates(regions, 0.0);
@@ -254,7 +255,7 @@ std::vector<double> weights_by_uplinks(const bootstrap::Roster& roster, const st
     const auto region = static_cast<std::size_t>(region_of[node]);
     const auto mates = static_cast<double>(std::count(region_of.begin(), region_of.end(), region_of[node]));
     const double part = owned[region] > kWeightMin ? weights[node] / owned[region] : 1.0 / mates;
-    weights[node] = shares[region] * part;
+    weights[node] = std::max(0.0, shares[region] - of_servers[region]) * part;
   }
   return weights;
 }
@@ -291,6 +292,14 @@ core::Status check_regions(const bootstrap::Roster& roster) {
   return core::Status::ok();
 }
 
+int region_of_server(const bootstrap::Roster& roster, const bootstrap::MemberRecord& server) {
+  std::vector<std::string> names;
+  regions_of(roster, names);
+  const std::string name = parse_region(server.region).value_or(RegionText()).name;
+  const auto found = std::find(names.begin(), names.end(), name);
+  return name.empty() || found == names.end() ? schedule::kNoRegion : static_cast<int>(found - names.begin());
+}
+
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
   schedule::NicLayout layout = nic_layout(roster);
   const auto nodes = static_cast<std::size_t>(roster.node_count());
@@ -316,12 +325,19 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
     equal = equal && std::abs(part * ranks[node] - 1.0) < kWeightMin;
   }
   if (equal) use.parts.clear();
-  // Servers may join or leave, and sums must keep their bits: a group that may have servers has no levels.
-  std::vector<int> region_of;
-  if (!roster.names_servers) region_of = regions_of(roster);
-  if (!region_of.empty()) weights = weights_by_uplinks(roster, region_of, std::move(weights));
-  schedule::Topology topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use));
-  return region_of.empty() ? topology : topology.with_regions(std::move(region_of));
+  std::vector<std::string> names;
+  std::vector<int> region_of = regions_of(roster, names);
+  std::vector<int> server_region;
+  std::vector<double> of_servers(static_cast<std::size_t>(*std::max_element(region_of.begin(), region_of.end())) + 1);
+  for (std::size_t server = 0; server < servers; ++server) {
+    server_region.push_back(region_of_server(roster, roster.servers[server]));
+    if (server_region.back() != schedule::kNoRegion)
+      of_servers[static_cast<std::size_t>(server_region.back())] += shares.dedicated[server];
+  }
+  weights = weights_by_uplinks(roster, region_of, of_servers, std::move(weights));
+  return schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use))
+      .with_regions(std::move(region_of))
+      .with_server_regions(std::move(server_region));
 }
 
 std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there) {

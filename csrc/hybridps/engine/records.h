@@ -38,8 +38,8 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 /// only if the rates of all cards of the nodes are known. Otherwise all cards count as equal.
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
-/// The lossy codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says who asks
-/// for what. kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
+/// The lossy codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says
+/// who asks for what. kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
 /// Whether data that no codec has goes packed between nodes (flow/packing.h).
 flow::MayPack packing_of(const bootstrap::Roster& roster);
@@ -57,6 +57,10 @@ core::Status check_regions(const bootstrap::Roster& roster);
 /// The owners' shares, as seen from `rank`, with those of regions where the rates of their uplinks are declared. A
 /// `rank` of size() + d is dedicated server d.
 schedule::Topology topology_of(const bootstrap::Roster& roster, int rank);
+
+/// The region of the group's nodes that the dedicated server declares; schedule::kNoRegion: none of them, or these were
+/// found and not declared.
+int region_of_server(const bootstrap::Roster& roster, const bootstrap::MemberRecord& server);
 
 /// Weights of the nodes, followed by weights of the roster's dedicated servers. `are_there`, by server: true if the
 /// server takes part. A server that does not take part has weight 0.

@@ -27,7 +27,7 @@ std::uint32_t round_trip_to(const std::string& numeric, std::uint16_t port) {
 
 bool RoundTrips::are_wanted(const bootstrap::Roster& roster, int me) {
   const int my_node = roster.node_of[static_cast<std::size_t>(me)];
-  return roster.node_count() > 1 && !roster.names_servers && roster.ranks_of_node(my_node).front() == me &&
+  return roster.node_count() > 1 && roster.ranks_of_node(my_node).front() == me &&
          std::all_of(roster.members.begin(), roster.members.end(),
                      [](const bootstrap::MemberRecord& member) { return member.region.empty(); });
 }

@@ -83,9 +83,9 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
         group_failed;
     std::function<void(core::GroupUid)> group_waits;
     std::function<void(core::GroupUid)> group_starts;
-    /// The records are the dedicated servers that the group is to take in. Returns an error if this process cannot have
-    /// the connections that these servers add.
-    std::function<core::Status(core::GroupUid, const std::vector<bootstrap::MemberRecord>&)> may_meet;
+    /// The records are the dedicated servers that the group is to take in. Returns the region of the last (records.h,
+    /// region_of_server()), or an error if this process cannot have the connections that these servers add.
+    std::function<core::Result<int>(core::GroupUid, const std::vector<bootstrap::MemberRecord>&)> may_meet;
     std::function<void(core::GroupUid, std::vector<bootstrap::MemberRecord>)> servers_joined;
     // For the status of a job (status_desk.h).
     std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;

@@ -83,9 +83,10 @@ core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const
   if (!record.is_ok()) return record.status();
   std::vector<bootstrap::MemberRecord>& newcomers = newcomers_[uid];
   newcomers.push_back(record.value());
-  if (core::Status status = hooks_.may_meet ? hooks_.may_meet(uid, newcomers) : core::Status::ok(); !status.is_ok()) {
+  const core::Result<int> region = hooks_.may_meet ? hooks_.may_meet(uid, newcomers) : schedule::kNoRegion;
+  if (!region.is_ok()) {
     newcomers.pop_back();
-    return status;
+    return region.status();
   }
   const core::EngineId engine = record.value().engine;
   const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
@@ -96,7 +97,7 @@ core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const
     return core::Status(core::Code::kPeerDead, where + " was given up there before");
   }
   ++peer.groups;
-  return schedule::Member{engine, where};
+  return schedule::Member{engine, where, region.value()};
 }
 
 void Runtime::part(core::GroupUid uid, const std::vector<core::EngineId>& servers) {

@@ -48,7 +48,9 @@ schedule::Topology served_topology(const bootstrap::Roster& roster, int before, 
   schedule::Topology topology = topology_of(roster, roster.size() + before + index);
   std::vector<double> weights = topology.weights();
   weights.insert(weights.begin() + topology.nodes(), static_cast<std::size_t>(before), 0.0);
-  return topology.with_weights(std::move(weights));
+  std::vector<int> regions(static_cast<std::size_t>(before), schedule::kNoRegion);
+  for (const bootstrap::MemberRecord& server : roster.servers) regions.push_back(region_of_server(roster, server));
+  return topology.with_weights(std::move(weights)).with_server_regions(std::move(regions));
 }
 
 class Shard final : public LoopClient, core::Pinned {

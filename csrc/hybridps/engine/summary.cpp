@@ -57,7 +57,6 @@ std::string nodes_text(const std::vector<GroupSummary::NodeSummary>& nodes) {
 std::string regions_text(const bootstrap::Roster& roster, const schedule::Topology& topology) {
   const bool are_found = !roster.region_of.empty();
   if (roster.members.front().region.empty() && !are_found) return "";
-  if (roster.names_servers) return "; regions are not used: a group with dedicated servers has none";
   if (topology.regions() == 1) return "; in 1 region";
   std::string text = "; large operations go through gateways of " +
                      counted(static_cast<std::size_t>(topology.regions()), "region") +
@@ -68,7 +67,15 @@ std::string regions_text(const bootstrap::Roster& roster, const schedule::Topolo
     const bootstrap::MemberRecord& first = roster.members[static_cast<std::size_t>(rank)];
     const std::string name = are_found ? "that of " + first.host_name : core::quoted(first.region);
     text += (region == 0 ? " " : ", ") + name + " of " + counted(nodes.size(), "node");
+    std::size_t servers = 0;
+    for (int server = 0; server < topology.servers(); ++server)
+      servers += topology.region_of_owner(topology.size() + server) == region ? 1 : 0;
+    if (servers > 0) text += " and " + counted(servers, "server");
   }
+  for (std::size_t server = 0; server < roster.servers.size(); ++server)
+    if (topology.region_of_owner(topology.size() + static_cast<int>(server)) == schedule::kNoRegion)
+      text += ", the server on " + roster.servers[server].host_name +
+              " in none of them (set HYBRIDPS_REGION there, as on the ranks)";
   return text;
 }
 

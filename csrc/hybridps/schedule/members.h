@@ -22,6 +22,7 @@ namespace hybridps::schedule {
 struct Member {
   core::EngineId engine;
   std::string host;  // for messages: "host7 pid 4121"
+  int region = -1;   // of a dedicated server that joins (schedule::kNoRegion: none)
 };
 
 class Members {

@@ -33,28 +33,10 @@ std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes == 0 ? 1 : static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
 }
 
-// Small operations have no levels: a further hop would take longer than their bytes.
-bool has_levels(const Request& request, const Topology& topology, const Limits& limits) {
-  if (!request.may_have_levels || topology.regions() == 1 || topology.servers() > 0) return false;
-  const auto sum = [](const std::vector<std::uint64_t>& bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
-  };
-  std::uint64_t bytes = 0;
-  switch (request.kind) {
-    case Kind::kAllReduce:
-    case Kind::kReduce:
-    case Kind::kBroadcast: bytes = request.total_bytes; break;
-    case Kind::kReduceScatter: bytes = sum(request.input_bytes); break;
-    case Kind::kAllGather: bytes = sum(request.output_bytes); break;
-    default: return false;
-  }
-  return bytes > kLevelsAboveTiny * limits.tiny_bytes;
-}
-
 // Whether each region makes the whole sum for its own ranks. Contributions then cross the network between regions, and
 // results do not: one way instead of two. Between two regions it is as many bytes, between more of them more.
 bool exchanges(const Request& request, const Topology& topology) {
-  if (!request.may_have_levels || topology.regions() == 1 || topology.servers() > 0) return false;
+  if (!request.may_have_levels || topology.regions() == 1) return false;
   return std::max(request.total_bytes, kExchangeBytesLeast) * static_cast<std::uint64_t>(topology.regions() - 1) <=
          kExchangeBytesMax;
 }
@@ -366,9 +348,17 @@ std::vector<Span> plan_between_nodes(const Request& request, const Topology& top
 // What an allreduce with levels sends from topology.rank() to `member`, in tensors: contributions, and results.
 double flow_with_levels(const Topology& topology, int member, const std::function<double(int)>& share) {
   const int me = topology.rank();
+  if (topology.is_dedicated(me) || topology.is_dedicated(member)) {
+    const int server = topology.is_dedicated(me) ? me : member;
+    const int rank = topology.is_dedicated(me) ? member : me;
+    if (topology.is_dedicated(rank)) return 0.0;
+    const int node = topology.node_of(rank);
+    const bool meets = topology.agent(node, server) == rank && topology.parent_node(node, server) < 0;
+    return meets ? share(server) : 0.0;
+  }
   const int node = topology.node_of(member);
   double flow = 0.0;
-  for (int owner = 0; owner < topology.size(); ++owner) {
+  for (int owner = 0; owner < topology.size() + topology.servers(); ++owner) {
     if (topology.agent(topology.my_node(), owner) != me || topology.agent(node, owner) != member) continue;
     const bool pushes = me != owner && topology.parent_node(topology.my_node(), owner) == node;
     const bool results = member != owner && topology.parent_node(node, owner) == topology.my_node();
@@ -428,7 +418,7 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
   for (int member = 0; member < members; ++member) {
     if (member == me || (topology.node_of(member) >= 0 && topology.node_of(member) == topology.my_node())) continue;
     double flow = 0.0;
-    if (topology.regions() > 1 && topology.servers() == 0) {
+    if (topology.regions() > 1) {
       flow = flow_with_levels(topology, member, share);
     } else {
       if (!topology.is_dedicated(me) && topology.agent(topology.my_node(), member) == me) flow += share(member);
@@ -471,6 +461,23 @@ std::vector<std::uint64_t> cut_by_weight(std::uint64_t bytes, const std::vector<
     done = end;
   }
   return parts;
+}
+
+bool has_levels(const Request& request, const Topology& topology, const Limits& limits) {
+  if (!request.may_have_levels || topology.regions() == 1) return false;
+  const auto sum = [](const std::vector<std::uint64_t>& bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+  };
+  std::uint64_t bytes = 0;
+  switch (request.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+    case Kind::kBroadcast: bytes = request.total_bytes; break;
+    case Kind::kReduceScatter: bytes = sum(request.input_bytes); break;
+    case Kind::kAllGather: bytes = sum(request.output_bytes); break;
+    default: return false;
+  }
+  return bytes > kLevelsAboveTiny * limits.tiny_bytes;
 }
 
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits) {

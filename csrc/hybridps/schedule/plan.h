@@ -16,10 +16,11 @@
 // per node. A dedicated server owns spans of allreduce and reduce. It is on no node: its number is its local index.
 //
 // Where nodes are in several regions (racks, sites), the spans of large operations have levels. In each region one rank
-// is the span's gateway, and in the owner's region that is the owner. A gateway has the part of an owner towards its
-// region: it sums the region's nodes. It has the part of an agent towards the owner. So bytes cross the uplink of a
-// region once per region, not once per node: an allreduce of S bytes puts S on an uplink in each direction between two
-// regions, and 2 (R - 1) / R S between R equal regions.
+// is the span's gateway, and in the owner's region that is the owner. A dedicated server owns spans like a rank of its
+// region, and is no gateway. A gateway has the part of an owner towards its region: it sums the region's nodes. It has
+// the part of an agent towards the owner. So bytes cross the uplink of a region once per region, not once per node: an
+// allreduce of S bytes puts S on an uplink in each direction between two regions, and 2 (R - 1) / R S between R equal
+// regions.
 //
 //   agents --push--> gateway of their region --push--> owner --result--> gateways --result--> agents
 //
@@ -134,6 +135,10 @@ struct Limits {
   std::uint64_t tiny_bytes = 4 * 1024;    // up to this size an aggregate has one owner
   bool operator==(const Limits&) const = default;
 };
+
+/// Whether the operation's spans have levels. Small operations have none: a further hop would take longer than their
+/// bytes.
+bool has_levels(const Request& request, const Topology& topology, const Limits& limits);
 
 /// The spans in which topology.rank() takes part. Span ids are the same on all ranks.
 std::vector<Span> make_plan(const Request& request, const Topology& topology, const Limits& limits);

@@ -27,6 +27,7 @@ Topology::Topology(std::vector<int> node_of, int rank, std::vector<double> weigh
   region_of_.assign(static_cast<std::size_t>(nodes), 0);
   nodes_in_.resize(1);
   for (int node = 0; node < nodes; ++node) nodes_in_[0].push_back(node);
+  server_region_.assign(server_weights_.size(), kNoRegion);
   assert(cards_.parts.empty() || cards_.parts.size() == node_of_.size());
 }
 
@@ -43,6 +44,8 @@ Topology Topology::with_weights(std::vector<double> weights) const {
   Topology copy(node_of_, rank_, std::move(weights), std::move(server_weights), cards_);
   copy.region_of_ = region_of_;
   copy.nodes_in_ = nodes_in_;
+  copy.server_region_ = server_region_;
+  copy.server_region_.resize(copy.server_weights_.size(), kNoRegion);
   return copy;
 }
 
@@ -56,14 +59,27 @@ Topology Topology::with_regions(std::vector<int> region_of) const {
   return copy;
 }
 
+Topology Topology::with_server_regions(std::vector<int> region_of_server) const {
+  assert(region_of_server.size() == server_weights_.size());
+  Topology copy = *this;
+  copy.server_region_ = std::move(region_of_server);
+  return copy;
+}
+
+int Topology::region_of_owner(int owner) const noexcept {
+  return is_dedicated(owner) ? server_region_[static_cast<std::size_t>(owner - size())] : region_of(node_of(owner));
+}
+
 // The owners of a region have gateways on different nodes and cores of another region, as far as it has so many.
 int Topology::gateway_node(int region, int owner, int excluded) const noexcept {
   const int node = node_of(owner);
-  if (region_of(node) == region) return node;
-  const std::vector<int>& around = nodes_in(region_of(node));
+  if (region_of_owner(owner) == region) return node;
   const std::vector<int>& there = nodes_in(region);
-  auto at =
-      static_cast<std::size_t>(std::find(around.begin(), around.end(), node) - around.begin() + local_index(owner));
+  auto at = static_cast<std::size_t>(owner - size());
+  if (!is_dedicated(owner)) {
+    const std::vector<int>& around = nodes_in(region_of(node));
+    at = static_cast<std::size_t>(std::find(around.begin(), around.end(), node) - around.begin() + local_index(owner));
+  }
   if (there[at % there.size()] == excluded) ++at;
   return there[at % there.size()] == excluded ? -1 : there[at % there.size()];
 }
@@ -71,6 +87,17 @@ int Topology::gateway_node(int region, int owner, int excluded) const noexcept {
 int Topology::parent_node(int node, int owner, int excluded) const noexcept {
   const int gateway = gateway_node(region_of(node), owner, excluded);
   return gateway == node ? node_of(owner) : gateway;
+}
+
+std::vector<std::vector<std::uint32_t>> Topology::parts_of(int owner, bool levels) const {
+  std::vector<std::vector<std::uint32_t>> parts;
+  for (int region = 0; region < regions(); ++region) {
+    if (region == region_of_owner(owner) || !levels)
+      parts.emplace_back(nodes_in(region).begin(), nodes_in(region).end());
+    else
+      parts.push_back({static_cast<std::uint32_t>(gateway_node(region, owner))});
+  }
+  return parts;
 }
 
 int Topology::agent(int node, int owner) const noexcept {

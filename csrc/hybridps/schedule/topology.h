@@ -9,6 +9,9 @@
 
 namespace hybridps::schedule {
 
+/// The region of a dedicated server that is in none of a group's regions.
+inline constexpr int kNoRegion = -1;
+
 /// How the ranks of a node share the node's network cards, where not all ranks use the same card.
 struct CardUse {
   /// For each rank, the part of its node's weight that its server owns; 1 in sum for each node. Empty: equal parts.
@@ -27,11 +30,13 @@ class Topology {
   Topology(std::vector<int> node_of, int rank, std::vector<double> weights = {},
            std::vector<double> server_weights = {}, CardUse cards = {});
   /// A copy of this topology with other weights: of the nodes, and then of the dedicated servers, which may be more or
-  /// fewer than here.
+  /// fewer than here. Further servers are in kNoRegion.
   Topology with_weights(std::vector<double> weights) const;
   /// A copy of this topology with the nodes in regions. region_of[node] is in [0, regions), and every region has a
   /// node.
   Topology with_regions(std::vector<int> region_of) const;
+  /// A copy of this topology with the region of each dedicated server; kNoRegion: in none of these.
+  Topology with_server_regions(std::vector<int> region_of_server) const;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(node_of_.size()); }
@@ -47,13 +52,21 @@ class Topology {
   /// 1 where no regions are known.
   int regions() const noexcept { return static_cast<int>(nodes_in_.size()); }
   int region_of(int node) const noexcept { return region_of_[static_cast<std::size_t>(node)]; }
+  /// Of a rank or a dedicated server; kNoRegion: a server in none of the regions, and any server where no regions are
+  /// known.
+  int region_of_owner(int owner) const noexcept;
   /// Nodes of a region in ascending order.
   const std::vector<int>& nodes_in(int region) const noexcept { return nodes_in_[static_cast<std::size_t>(region)]; }
-  /// The node that acts for `region` in spans with levels that `owner`, a rank, owns. The owner's node in its own
-  /// region. `excluded`: a node that acts for no other. -1: no node is left.
+  /// The node that acts for `region` in spans with levels of `owner`. In the owner's own region that is node_of(owner):
+  /// -1 for a dedicated server, since there the owner itself acts. `excluded`: a node that acts for no other. -1: no
+  /// node is left.
   int gateway_node(int region, int owner, int excluded = -1) const noexcept;
-  /// The node that `node` contributes to in such a span: that of its gateway, or for a gateway's node, the owner's.
+  /// The node that `node` contributes to in such a span: that of its gateway, or for a gateway's node, node_of(owner).
   int parent_node(int node, int owner, int excluded = -1) const noexcept;
+  /// The nodes whose contributions `owner` adds, and the order: first inside each part, then over the parts. One part
+  /// for each region, in order, so that a sum has the same bits with levels and without. With levels a part is the
+  /// node of the region's gateway, but for the owner's own region.
+  std::vector<std::vector<std::uint32_t>> parts_of(int owner, bool levels) const;
   /// Of the nodes, and then of the dedicated servers.
   std::vector<double> weights() const;
   double weight(int node) const noexcept { return weights_[static_cast<std::size_t>(node)]; }
@@ -83,6 +96,7 @@ class Topology {
   std::vector<int> local_index_;
   std::vector<int> region_of_;              // by node
   std::vector<std::vector<int>> nodes_in_;  // by region
+  std::vector<int> server_region_;          // by dedicated server
   std::vector<double> weights_;
   std::vector<double> server_weights_;
   CardUse cards_;

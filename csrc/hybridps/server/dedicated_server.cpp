@@ -215,6 +215,12 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
   opening.chunks = static_cast<std::uint32_t>((first.span_bytes + opening.chunk_bytes - 1) / opening.chunk_bytes);
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = kNoNode;
+  schedule::Request request;  // of the members' plan
+  request.kind = signature.kind;
+  request.total_bytes = signature.total_bytes;
+  request.may_have_levels = signature.coding == wire::Coding::kPlain && !core::is_outer(signature.op);
+  const bool levels = schedule::has_levels(request, topology, {opening.chunk_bytes, group.info.tiny_bytes});
+  if (topology.regions() > 1) opening.parts = topology.parts_of(topology.rank(), levels);
   opening.priority = priority;
   opening.own_rank = topology.rank();
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
@@ -239,15 +245,19 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
       stream->dtype = signature.dtype;
     }
     span->results().add(std::move(stream));
-    span->add_taker(rank);
   };
   if (first.signature.kind == schedule::Kind::kReduce) {
     add(first.signature.root);
+    span->add_taker(first.signature.root);
   } else {
     // The first node differs per server, so that not all servers send to node 0 first.
     const int first_node = topology.rank() % topology.nodes();
-    for (int step = 0; step < topology.nodes(); ++step)
-      add(topology.agent((first_node + step) % topology.nodes(), topology.rank()));
+    for (int step = 0; step < topology.nodes(); ++step) {
+      const int node = (first_node + step) % topology.nodes();
+      const int agent = topology.agent(node, topology.rank());
+      span->add_taker(agent);
+      if (!levels || topology.parent_node(node, topology.rank()) < 0) add(agent);  // the others have a gateway
+    }
   }
   group.chunks += opening.chunks;
   group.spans[key] = std::move(made);

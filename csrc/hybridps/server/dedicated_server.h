@@ -46,6 +46,7 @@ struct ServedGroup {
   std::shared_ptr<const compress::Codecs> codecs{};
   flow::MayPack may_pack = flow::MayPack::kNever;
   std::uint64_t packs_from = 0;
+  std::uint64_t tiny_bytes = schedule::Limits().tiny_bytes;
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
 };

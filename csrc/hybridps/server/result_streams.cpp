@@ -15,6 +15,17 @@ void ResultStreams::add(std::unique_ptr<flow::Stream> stream) {
   streams_.push_back(std::move(stream));
 }
 
+std::size_t ResultStreams::end(wire::Stage stage) {
+  std::size_t unsent = 0;
+  std::erase_if(streams_, [&](const std::unique_ptr<flow::Stream>& stream) {
+    if (stream->id.stage != stage) return false;
+    outbox_.cancel(*stream);
+    unsent += stream->all_sent() ? 0 : 1;
+    return true;
+  });
+  return unsent;
+}
+
 void ResultStreams::offer(std::uint32_t chunk) {
   for (const auto& stream : streams_) outbox_.offer(*stream, chunk);
 }

@@ -40,6 +40,8 @@ class ResultStreams final : public flow::Source, core::Pinned {
 
   bool empty() const noexcept { return streams_.empty(); }
   void add(std::unique_ptr<flow::Stream> stream);
+  /// Ends the streams of this stage. Returns how many of these had not sent all.
+  std::size_t end(wire::Stage stage);
   /// The chunk's result is available.
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);

@@ -210,9 +210,14 @@ void Newcomers::admit() {
   group_.heard.resize(group_.info.members.size());
   // In the group's own topology the newcomers own nothing. Outer steps use this topology instead of a version's: they
   // keep the shares with which the group started.
-  std::vector<double> weights = group_.info.topology.weights();
+  const schedule::Topology& before = group_.info.topology;
+  std::vector<double> weights = before.weights();
   weights.resize(weights.size() + joined.size(), 0.0);
-  group_.info.topology = group_.info.topology.with_weights(std::move(weights));
+  std::vector<int> regions;
+  for (int server = 0; server < before.servers(); ++server)
+    regions.push_back(before.region_of_owner(before.size() + server));
+  for (const schedule::Member& one : joined) regions.push_back(one.region);
+  group_.info.topology = before.with_weights(std::move(weights)).with_server_regions(std::move(regions));
   attempt_ = 0;
   due_ = core::TimePoint::max();
   worker_.host().on_joined(group_.info.uid, group_.info.members);

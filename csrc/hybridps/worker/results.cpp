@@ -72,6 +72,12 @@ void Results::on_grant(core::EngineId peer, const wire::Grant& grant) {
   streams_.on_grant(peer, grant);
 }
 
+void Results::leave_nodes() {
+  std::size_t unsent = streams_.end(wire::Stage::kResult);
+  if (net_) unsent += net_->streams().end(wire::Stage::kResult);
+  for (; unsent > 0; --unsent) span_.worker.part_done(span_.run);
+}
+
 flow::Payload Results::make(flow::Stream&, std::uint32_t chunk, std::size_t bytes) {
   if (memory_.is_lent()) return {memory_.lend(chunk), bytes};
   transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);

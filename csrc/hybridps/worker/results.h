@@ -43,6 +43,8 @@ class Results final : public server::ResultStreams::Maker, core::Pinned {
   /// The chunk's result is in memory.
   void offer(std::uint32_t chunk);
   void on_grant(core::EngineId peer, const wire::Grant& grant);
+  /// The span's owner is lost, and its heir serves the other nodes.
+  void leave_nodes();
 
   flow::Payload make(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_stream_sent() override;

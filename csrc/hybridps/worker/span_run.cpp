@@ -22,8 +22,11 @@ bool SpanRun::start() {
     span_.run.pending += plan_.chunks;
   }
   if (aggregate && span_.agent_of(topology.my_node()) == me) {
-    if (owns || span_.is_gateway()) owner_.emplace(span_, memory_);
-    if (owner_ && !owns) region_.emplace(span_, memory_);
+    ResultMemory* sums = &memory_;
+    if (span_.is_gateway() && topology.is_dedicated(plan_.owner))
+      sums = &region_memory_.emplace(span_, ResultMemory::Place::kOwn);
+    if (owns || span_.is_gateway()) owner_.emplace(span_, *sums);
+    if (owner_ && !owns) region_.emplace(span_, *sums);
     const std::size_t locals = plan_.rail == schedule::kNoRail ? topology.ranks_of(topology.my_node()).size() : 1;
     node_.emplace(span_, static_cast<std::uint32_t>(locals), owner_ ? &*owner_ : nullptr);
     if (owner_ && !owner_->start()) return false;
@@ -194,12 +197,27 @@ void SpanRun::lose_owner() {
                                      static_cast<std::uint64_t>(topology.nodes()));
   const int heir = span_.agent_of(plan_.sink == schedule::kAll ? turn : topology.node_of(plan_.sink));
   plan_.first_owner = plan_.owner;
+  if (region_) span_.worker.server().close(span_.key());
   plan_.owner = heir;
+  plan_.levels = false;
   ++plan_.attempt;
   if (node_) node_->stand_still();
+  stop_as_gateway();
   span_.worker.pace_soon(span_.run);  // other spans may have waited for this span's contributions
   failover_.emplace(*this, span_, memory_);
   failover_->start();
+}
+
+// The span goes on without levels: each node's agent sends to the heir, and the heir to each agent.
+void SpanRun::stop_as_gateway() {
+  if (region_) {
+    std::uint32_t parts = owner_->unsummed() + (region_->stream().all_sent() ? 0 : 1);
+    region_.reset();
+    owner_.reset();
+    region_memory_.reset();
+    for (; parts > 0; --parts) span_.worker.part_done(span_.run);
+  }
+  results_->leave_nodes();
 }
 
 void SpanRun::on_failover(int from, const wire::Failover& failover) {

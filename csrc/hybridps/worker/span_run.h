@@ -52,7 +52,10 @@ class SpanRun : core::Pinned {
   bool waits_known() const noexcept { return waits_known_; }
   /// A copy of the results may wait instead of the operation.
   bool is_retainable() const noexcept { return plan_.sink == schedule::kAll && !failover_; }
-  void retain(std::vector<std::byte> memory) { memory_.retain(std::move(memory)); }
+  void retain(std::vector<std::byte> memory) {
+    memory_.retain(std::move(memory));
+    if (region_memory_) region_memory_->free();
+  }
   std::vector<std::byte> take_back() { return memory_.take_back(); }
 
   const schedule::Span& plan() const noexcept { return plan_; }
@@ -72,10 +75,13 @@ class SpanRun : core::Pinned {
 
   void landed(std::uint32_t chunk);
   void expect_known();
+  void stop_as_gateway();
 
   schedule::Span plan_;
   const SpanView span_;
   ResultMemory memory_;
+  /// On a gateway whose owner, a dedicated server, may be lost: then the rank's own contribution is needed again.
+  std::optional<ResultMemory> region_memory_;
   std::optional<Results> results_;
   std::optional<Contributor> contributor_;
   std::optional<OwnerSum> owner_;  // also on a gateway

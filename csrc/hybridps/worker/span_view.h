@@ -52,7 +52,8 @@ struct SpanView {
   int served_by_source() const noexcept;
   /// The rank that this node's agent sends contributions to: the owner, or its region's gateway.
   int parent() const noexcept {
-    return plan.levels ? agent_of(topology().parent_node(topology().my_node(), plan.owner)) : plan.owner;
+    const int node = plan.levels ? topology().parent_node(topology().my_node(), plan.owner) : -1;
+    return node < 0 ? plan.owner : agent_of(node);
   }
   /// Whether ranks of the node take results.
   bool takes(int node) const noexcept {
@@ -102,7 +103,9 @@ struct SpanView {
 /// The memory of a span's bytes on this rank: the caller's memory, or own memory for a sum without a place there.
 class ResultMemory : core::Pinned {
  public:
-  explicit ResultMemory(const SpanView& span);
+  enum class Place { kCallers, kOwn };
+  /// kOwn: always own memory, so that the caller's contribution stays where it is.
+  explicit ResultMemory(const SpanView& span, Place place = Place::kCallers);
   /// Allocates own memory for a sum, if the sum has no place in the caller's memory.
   void allocate();
   /// Null if the chunk is spread over several pieces.
@@ -116,6 +119,8 @@ class ResultMemory : core::Pinned {
   bool is_lent() const noexcept { return lent_; }
   /// Copies the span to `memory`, and uses the copy from now on. The caller's memory is not touched any more.
   void retain(std::vector<std::byte> memory);
+  /// Frees own memory.
+  void free() noexcept { scratch_ = {}; }
   /// Returns the memory given to retain().
   std::vector<std::byte> take_back() { return std::move(scratch_); }
 

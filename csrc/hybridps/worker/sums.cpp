@@ -83,34 +83,25 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
   opening.chunks = span_.plan.chunks;
   opening.nodes = static_cast<std::uint32_t>(topology.nodes());
   opening.own_node = static_cast<std::uint32_t>(topology.my_node());
-  if (topology.regions() > 1) opening.parts = parts();
   opening.of_region = span_.is_gateway();
+  if (opening.of_region) {
+    const std::vector<int>& nodes = topology.nodes_in(topology.region_of(topology.my_node()));
+    opening.parts.emplace_back(nodes.begin(), nodes.end());
+  } else if (topology.regions() > 1) {
+    opening.parts = topology.parts_of(span_.plan.owner, span_.plan.levels);
+  }
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
   opening.codec = span_.codec();
   opening.priority = operation.priority;
   if (only != nullptr)
     for (const std::uint8_t is_wanted : *only) opening.done.push_back(is_wanted != 0 ? 0 : 1);
-  span_.run.pending +=  // each chunk is pending until it is summed
-      only == nullptr ? span_.plan.chunks : static_cast<std::uint64_t>(std::count(only->begin(), only->end(), 1));
+  unsummed_ =
+      only == nullptr ? span_.plan.chunks : static_cast<std::uint32_t>(std::count(only->begin(), only->end(), 1));
+  span_.run.pending += unsummed_;  // each chunk is pending until it is summed
   if (operation.op == core::ReduceOp::kAvg && !core::is_floating(operation.dtype) && !span_.is_gateway())
     opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
   return span_.worker.server().open(span_.key(), opening);
-}
-
-// One part for each region, in order, so that a sum has the same bits with levels and without. With levels a part is
-// the node of the region's gateway, but for the own region; and a gateway has only its region.
-std::vector<std::vector<std::uint32_t>> OwnerSum::parts() const {
-  const schedule::Topology& topology = span_.topology();
-  const int here = topology.region_of(topology.my_node());
-  std::vector<std::vector<std::uint32_t>> parts;
-  for (int region = 0; region < topology.regions(); ++region) {
-    if (region == here || !span_.plan.levels)
-      parts.emplace_back(topology.nodes_in(region).begin(), topology.nodes_in(region).end());
-    else if (!span_.is_gateway())
-      parts.push_back({static_cast<std::uint32_t>(topology.gateway_node(region, span_.plan.owner))});
-  }
-  return parts;
 }
 
 std::byte* OwnerSum::place(std::uint32_t chunk) {
@@ -121,6 +112,7 @@ std::byte* OwnerSum::place(std::uint32_t chunk) {
 }
 
 void OwnerSum::on_complete(std::uint32_t chunk) {
+  --unsummed_;
   server::Server& server = span_.worker.server();
   const std::size_t bytes = span_.bytes_of(chunk);
   if (span_.run.operation.coded) {
@@ -420,6 +412,7 @@ void NodeSum::stand_still() {
     if (stream_->sent() != expected_) span_.worker.part_done(span_.run);
     stream_.reset();
   }
+  owner_ = nullptr;
   needed_.assign(span_.plan.chunks, 0);
   expected_ = 0;
   wants_ = false;

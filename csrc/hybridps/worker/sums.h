@@ -52,11 +52,12 @@ class OwnerSum : core::Pinned {
   std::byte* place(std::uint32_t chunk);
   /// From the Server: all contributions are here. Makes the sum.
   void on_complete(std::uint32_t chunk);
+  /// Chunks that are not summed yet: so many pending parts of the operation.
+  std::uint32_t unsummed() const noexcept { return unsummed_; }
   /// The node's sum in place() has been encoded and decoded already.
   void set_coded(std::uint32_t chunk) { coded_.insert(chunk); }
 
  private:
-  std::vector<std::vector<std::uint32_t>> parts() const;
   /// on_complete() for coded memory: reads the own contribution there, and writes the encoded sum there.
   void complete_coded(std::uint32_t chunk);
   /// Turns the chunk's sum into the outer step's result for all ranks (outer/state.h).
@@ -64,6 +65,7 @@ class OwnerSum : core::Pinned {
 
   const SpanView& span_;
   ResultMemory& memory_;
+  std::uint32_t unsummed_ = 0;
   std::unordered_set<std::uint32_t> coded_;                            // chunks of set_coded()
   std::unordered_map<std::uint32_t, std::vector<std::byte>> bounces_;  // for chunks without a contiguous place
 };
@@ -110,7 +112,8 @@ class NodeSum final : public flow::Source, public flow::GrantQueue::Waiter, core
   /// Null on the owner, and between stand_still() and go_on().
   flow::Stream* stream() noexcept { return stream_.get(); }
 
-  /// The owner, a dedicated server, is lost: nothing leaves until go_on().
+  /// The owner, a dedicated server, is lost: nothing leaves until go_on(), and nothing goes to an OwnerSum of this
+  /// rank, which was its region's gateway.
   void stand_still();
   /// The span's new owner sums these chunks: `owner`, or another engine if null. May be called again with more chunks.
   void go_on(const std::vector<std::uint8_t>& chunks, OwnerSum* owner);

@@ -25,6 +25,8 @@ constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 struct Case {
   std::vector<int> node_of{0, 1, 2};
   std::vector<double> servers{1};
+  std::vector<int> region_of{};         // by node
+  std::vector<int> region_of_server{};  // with region_of
   std::uint32_t chunk_bytes = 512;
   std::vector<std::size_t> counts{1500, 700, 90};  // one operation each, all submitted at once
   core::DType dtype = core::DType::kFloat32;
@@ -82,6 +84,8 @@ Run run(const Case& c, const Fault& fault) {
   ClusterOptions options;
   options.node_of = c.node_of;
   options.servers = c.servers;
+  options.region_of = c.region_of;
+  options.region_of_server = c.region_of_server;
   options.seed = c.seed;
   options.chunk_bytes = c.chunk_bytes;
   options.eager_bytes = c.eager_bytes;
@@ -254,6 +258,46 @@ TEST_CASE("cluster/failover: a server killed after any message changes no bit", 
   }
   SECTION("two servers, of which the second may die too") { kill_everywhere({.servers = {1, 1}}); }
   SECTION("a rank that comes late") { kill_everywhere({.node_of = {0, 0, 1, 2}, .late_rank = 3}); }
+  // A sum of 64 KiB or less is made in each region, without servers.
+  SECTION("regions, the server in one of them") {
+    kill_everywhere({.node_of = {0, 1, 2, 3},
+                     .servers = {8},
+                     .region_of = {0, 0, 1, 1},
+                     .region_of_server = {0},
+                     .chunk_bytes = 8192,
+                     .counts = {17000, 90}});
+  }
+  SECTION("regions, the server in none of them, two ranks a node, average") {
+    kill_everywhere({.node_of = {0, 0, 1, 1, 2, 2, 3, 3},
+                     .servers = {8},
+                     .region_of = {1, 0, 0, 1},
+                     .region_of_server = {schedule::kNoRegion},
+                     .chunk_bytes = 8192,
+                     .counts = {17000},
+                     .op = core::ReduceOp::kAvg});
+  }
+  SECTION("regions of one and of three nodes, bf16, nothing unasked") {
+    kill_everywhere({.node_of = {0, 1, 2, 2, 3},
+                     .servers = {8},
+                     .region_of = {0, 1, 1, 1},
+                     .region_of_server = {1},
+                     .chunk_bytes = 8192,
+                     .counts = {34000},
+                     .dtype = core::DType::kBfloat16,
+                     .eager_bytes = 0});
+  }
+  SECTION("regions, a reduce into other memory") {
+    kill_everywhere(
+        {.node_of = {0, 0, 1, 2, 3}, .region_of = {0, 0, 1, 1}, .region_of_server = {1}, .root = 3, .in_place = false});
+  }
+  SECTION("three regions, two servers, of which the second may die too") {
+    kill_everywhere({.node_of = {0, 1, 2, 3, 4},
+                     .servers = {4, 4},
+                     .region_of = {0, 0, 1, 1, 2},
+                     .region_of_server = {0, 2},
+                     .chunk_bytes = 8192,
+                     .counts = {9000, 10000}});
+  }
   SECTION("delayed and doubled") { kill_everywhere({.node_of = {0, 0, 1, 2}, .delay = 0.3, .duplicate = 0.05}); }
 }
 
@@ -270,8 +314,18 @@ void kill_at_random(int cases, std::uint64_t seed) {
     c.node_of = one_of(
         std::initializer_list<Nodes>{{0, 1, 2}, {0, 1, 2, 3}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 2}, {0, 1, 1, 2}});
     c.servers.assign(1 + random() % 3, one_of(std::initializer_list<double>{0.5, 1, 100}));
+    const int nodes = *std::max_element(c.node_of.begin(), c.node_of.end()) + 1;
+    if (random() % 2 == 0) {
+      for (int node = 0; node < nodes; ++node) c.region_of.push_back(node < 2 ? node : static_cast<int>(random() % 2));
+      for (std::size_t server = 0; server < c.servers.size(); ++server)
+        c.region_of_server.push_back(static_cast<int>(random() % 3) - 1);
+    }
     c.counts.clear();
     for (std::size_t operation = 1 + random() % 4; operation > 0; --operation) c.counts.push_back(1 + random() % 6000);
+    if (!c.region_of.empty()) {  // small sums are made in each region, without servers
+      c.counts = {16500 + random() % 6000};
+      c.chunk_bytes = 4096;
+    }
     c.dtype = one_of(std::initializer_list<core::DType>{core::DType::kFloat32, core::DType::kBfloat16});
     c.op = one_of(
         std::initializer_list<core::ReduceOp>{core::ReduceOp::kSum, core::ReduceOp::kAvg, core::ReduceOp::kPremulSum});

@@ -28,8 +28,9 @@ using test::ClusterOptions;
 using Bytes = std::vector<std::byte>;
 
 struct Layout {
-  std::vector<int> node_of;    // by rank
-  std::vector<int> region_of;  // by node
+  std::vector<int> node_of;                // by rank
+  std::vector<int> region_of;              // by node
+  std::vector<int> region_of_server = {};  // of dedicated servers
 };
 const std::vector<Layout> kLayouts = {
     {{0, 1}, {0, 1}},
@@ -40,6 +41,10 @@ const std::vector<Layout> kLayouts = {
     {{0, 0, 0, 1, 2, 2, 3}, {1, 0, 0, 1}},
     {{0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}},
     {{0, 1, 1, 2, 3, 4}, {2, 0, 1, 1, 0}},
+    {{0, 1, 2, 3}, {0, 0, 1, 1}, {0}},
+    {{0, 1, 2, 2}, {0, 1, 1}, {0, 1, 1}},
+    {{0, 0, 0, 1, 2, 2, 3}, {1, 0, 0, 1}, {1, 0}},
+    {{0, 1, 2, 3, 4, 5}, {0, 0, 1, 1, 2, 2}, {2, 0}},
 };
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
@@ -49,6 +54,8 @@ std::string name(const Layout& layout) {
   for (const int node : layout.node_of) text += std::to_string(node);
   text += ", nodes in regions ";
   for (const int region : layout.region_of) text += std::to_string(region);
+  if (!layout.region_of_server.empty()) text += ", servers in regions ";
+  for (const int region : layout.region_of_server) text += std::to_string(region);
   return text;
 }
 
@@ -150,11 +157,16 @@ template <typename Seen>
 void watch_uplinks(ClusterOptions& options, const Layout& layout, Seen seen) {
   options.wrap = [&layout, seen](std::unique_ptr<transport::Transport> inner,
                                  int rank) -> std::unique_ptr<transport::Transport> {
-    const int from = layout.region_of[index(layout.node_of[index(rank)])];
+    const auto region_of = [&layout](int member) {
+      const int ranks = static_cast<int>(layout.node_of.size());
+      return member < ranks ? layout.region_of[index(layout.node_of[index(member)])]
+                            : layout.region_of_server[index(member - ranks)];
+    };
+    const int from = region_of(rank);
     return std::make_unique<test::Recorder>(std::move(inner),
-                                            [&layout, seen, from](const wire::Message& message, core::EngineId peer) {
+                                            [region_of, seen, from](const wire::Message& message, core::EngineId peer) {
                                               const auto* data = message.as<wire::Data>();
-                                              const int to = layout.region_of[index(layout.node_of[peer.value - 1000])];
+                                              const int to = region_of(static_cast<int>(peer.value - 1000));
                                               if (data != nullptr && to != from) seen(from, to, message, *data);
                                             });
   };
@@ -164,6 +176,8 @@ ClusterOptions options_of(const Layout& layout, std::uint64_t seed) {
   ClusterOptions options;
   options.node_of = layout.node_of;
   options.region_of = layout.region_of;
+  options.servers.assign(layout.region_of_server.size(), 1.0);
+  options.region_of_server = layout.region_of_server;
   options.seed = seed;
   return options;
 }

@@ -310,10 +310,9 @@ TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and th
   Played useless(scene.cluster, ports[0]);
   Played useful(scene.cluster, ports[1]);
   engine::Runtime::RuntimeHooks hooks;
-  hooks.may_meet = [&](core::GroupUid, const std::vector<bootstrap::MemberRecord>& newcomers) {
-    return newcomers.back().engine == scene.cluster.id(useless.runtime)
-               ? core::Status(core::Code::kOutOfResources, "too few file descriptors")
-               : core::Status::ok();
+  hooks.may_meet = [&](core::GroupUid, const std::vector<bootstrap::MemberRecord>& newcomers) -> core::Result<int> {
+    if (newcomers.back().engine != scene.cluster.id(useless.runtime)) return schedule::kNoRegion;
+    return core::Status(core::Code::kOutOfResources, "too few file descriptors");
   };
   scene.cluster.at(2).set_hooks(std::move(hooks));
   REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&useless, &useful}));

@@ -47,13 +47,18 @@ TEST_CASE("engine/summary: one line tells ranks, nodes, networks with rates, sha
   CHECK_FALSE(mentions(text_of(sample_roster(2), {"TCP"}), "data by"));  // one node: nothing crosses a network
 }
 
-TEST_CASE("engine/summary: regions, or why none is used", "[engine][fast]") {
+TEST_CASE("engine/summary: regions, and the servers of each", "[engine][fast]") {
   bootstrap::Roster roster = sample_roster(6);
   for (std::size_t rank = 0; rank < 6; ++rank) roster.members[rank].region = rank < 4 ? "east" : "west";
   CHECK(mentions(text_of(roster, {"TCP"}), "gateways of 2 regions: 'east' of 2 nodes, 'west' of 1 node"));
-  roster.names_servers = true;
-  CHECK(mentions(text_of(roster, {"TCP"}), "regions are not used"));
-  roster.names_servers = false;
+  roster.servers = with_servers(6, 3).servers;
+  roster.servers[0].region = roster.servers[2].region = "west";
+  CHECK(mentions(text_of(roster, {"TCP"}), "'east' of 2 nodes, 'west' of 1 node and 2 servers, the server on " +
+                                               roster.servers[1].host_name + " in none of them"));
+  const schedule::Topology topology = engine::topology_of(roster, 0);
+  CHECK(topology.region_of_owner(6) == 1);
+  CHECK(topology.region_of_owner(7) == schedule::kNoRegion);
+  roster.servers.clear();
   for (auto& member : roster.members) member.region = "east";
   CHECK(mentions(text_of(roster, {"TCP"}), "in 1 region"));
 }

@@ -627,10 +627,10 @@ def summed_bytes(path):
     return int(re.search(r"^hybridps_server_summed_bytes_total (\d+)$", path.read_text(), re.MULTILINE)[1])
 
 
-def restart_servers_under(tmp_path, train_them):
+def restart_servers_under(tmp_path, train_them, server_env=None):
     """Two servers, restarted one by one while `train_them(environment)` runs; each end, and the share of each in the end."""
     (tmp_path / "metrics").mkdir(exist_ok=True)
-    with servers(2) as running:
+    with servers(2, env=server_env) as running:
 
         def strike():
             await_file(tmp_path / "ready")
@@ -639,7 +639,7 @@ def restart_servers_under(tmp_path, train_them):
                 said = server.stop()
                 assert server.process.returncode == 0 and "closed group" in said, said
                 path = tmp_path / "metrics" / f"server{index}"
-                running[index] = Server("--metrics", str(path), listen=server.address)
+                running[index] = Server("--metrics", str(path), listen=server.address, env=server_env)
                 end = time.monotonic() + 40
                 while (not path.exists() or summed_bytes(path) == 0) and time.monotonic() < end:
                     time.sleep(0.05)
@@ -650,11 +650,17 @@ def restart_servers_under(tmp_path, train_them):
             return train_them(settings(running, HYBRIDPS_SERVERS_RETRY_SECONDS="0.2"))
 
 
-def test_servers_are_restarted_one_by_one_under_ddp_and_the_bits_stay_the_same(tmp_path):
+@pytest.mark.parametrize("regions", [None, "aabb"])
+def test_servers_are_restarted_one_by_one_under_ddp_and_the_bits_stay_the_same(tmp_path, regions):
     names = (str(tmp_path / "ready"), str(tmp_path / "enough"))
-    results = restart_servers_under(tmp_path, lambda env: run_ranks(train_until, "1+1+1+1", args=names, env=env))
+    job = {"rank_env": in_regions(regions) if regions else None}
+    results = restart_servers_under(
+        tmp_path,
+        lambda env: run_ranks(train_until, "1+1+1+1", args=names, env=env, **job),
+        {"HYBRIDPS_REGION": "b"} if regions else None,
+    )
     steps = len(results[0][0])
-    assert results == run_ranks(train_until, "1+1+1+1", args=(None, None, steps))
+    assert results == run_ranks(train_until, "1+1+1+1", args=(None, None, steps), **job)
 
 
 def test_ddp_trains_on_with_the_same_bits_when_servers_are_killed(tmp_path):

@@ -112,27 +112,45 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("delay_ms", [2, 0])
-def test_found_by_round_trips(delay_ms):
-    """Two sites that are 4 ms apart are regions, without a setting. Hosts without a delay between them are none."""
-    region_of = {"a": 0, "b": 0, "c": 1, "d": 1}
+SERVER = "from hybridps.backend.server import main; raise SystemExit(main())"
+
+
+@pytest.mark.parametrize(("delay_ms", "servers"), [(2, 0), (2, 1), (0, 0)])
+def test_found_by_round_trips(delay_ms, servers):
+    """Two sites that are 4 ms apart are regions, without a setting. Hosts without a delay between them are none. A dedicated
+    server of the group knows what was found."""
+    region_of = {"a": 0, "b": 0, "c": 1, "d": 1} | ({"spare": 0} if servers else {})
     try:
         far = hosts.Uplinks(region_of, [1000, 1000], delay_ms=delay_ms, relay=lab.relay_program() if delay_ms else None)
         network = hosts.Hosts(list(region_of), uplinks=far)
     except (hosts.Failed, OSError) as error:
         pytest.skip(f"no namespaces here: {error}")
-    ranks = []
+    ranks, more = [], {}
+    server = None
     try:
-        for rank, name in enumerate(region_of):
+        if servers:
+            token = {"HYBRIDPS_TOKEN": "the token of this test", "HYBRIDPS_INTERFACE": hosts.INTERFACE}
+            place = network.address["spare"] + ":7000"
+            server = network.popen(
+                "spare",
+                [sys.executable, "-c", SERVER, "--listen", place],
+                env={k: v for k, v in os.environ.items() if k != "HYBRIDPS_REGION"} | token,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert "listening" in server.stdout.readline()
+            more = token | {"HYBRIDPS_SERVERS": place, "HYBRIDPS_SERVERS_REQUIRED": "1"}
+        for rank, name in enumerate("abcd"):
             environment = {k: v for k, v in os.environ.items() if k != "HYBRIDPS_REGION"} | {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(region_of)),
+                "WORLD_SIZE": "4",
                 "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": network.address["a"],
                 "MASTER_PORT": "29500",
                 "HYBRIDPS_NODE": name,
                 "HYBRIDPS_INTERFACE": hosts.INTERFACE,
                 "OMP_NUM_THREADS": "1",
+                **more,
             }
             pipe = {"stdout": subprocess.PIPE, "text": True}
             ranks.append(network.popen(name, [sys.executable, "-c", FAR], env=environment, **pipe))
@@ -140,7 +158,7 @@ def test_found_by_round_trips(delay_ms):
             found = json.loads(rank.communicate(timeout=120)[0])
             assert found == {"by_region": [True, True], "flat": False} if delay_ms else found["flat"]
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        for process in [*ranks, *([server] if server else [])]:
+            process.kill()
+            process.wait()
         network.close()

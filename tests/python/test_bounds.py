@@ -109,7 +109,6 @@ def test_regions_load_their_nodes_as_the_plan_does():
     assert bounds.planned_bytes("allreduce", 65536, range(4), regions=([0, 0, 1, 1], [1, 1])) is None
 
 
-<<<<<<< HEAD
 def test_a_broadcast_to_regions_loads_their_nodes_as_the_plan_does():
     regions = ([0, 0, 1, 1], [1, 1])
     # Node 1 has a third from the root, and sends it to its gateway, node 3, which passes it on to 2. The other region's
@@ -142,7 +141,8 @@ def test_plans_over_regions_send_what_they_receive_and_are_no_better_than_the_li
     assert sum(sent for sent, _ in plan) == pytest.approx(sum(received for _, received in plan))
     limit = bounds.limit_seconds(collective, 6e5, node_of, [1.0] * 4, root=2)
     assert max(map(max, plan)) >= limit * (1 - 1e-9)
-=======
+
+
 def test_uplinks_carry_one_sum_with_levels_and_one_for_each_node_without():
     two, four = [0] * 4 + [1] * 4, [0, 0, 1, 1, 2, 2, 3, 3]
     equal = [1 / 8] * 8
@@ -184,4 +184,3 @@ def test_a_ring_between_regions_waits_for_pieces_or_round_trips():
     assert bounds.ring_time(1000, cards, [200.0] * 2, 0.05) == pytest.approx(7.5)  # 6 pieces of 250
     assert bounds.ring_time(1, cards, [200.0] * 2, 0.05) == pytest.approx(0.3)  # 6 round trips
     assert bounds.ring_time(1000, cards, [900.0] * 2) == pytest.approx(3)
->>>>>>> a97a683 (limits: reckon with trunks and round trips, and advise on them)

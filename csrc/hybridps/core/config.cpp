@@ -64,9 +64,8 @@ const auto& settings() {
           "Region of this rank's node, a rack or a site: a name, or east@0.5 with the rate of its uplink in Gbit/s. "
           "Nodes of one region reach each other better than those of others; sums then cross the network between "
           "regions once per region. Of three regions or more, those with a slow uplink then own less. Set on all "
-          "ranks or on none. Unset: nodes more than 1 ms apart are found to be in other regions. One name on all "
-          "ranks: "
-          "no regions."},
+          "ranks or on none, and on hybridps-server as on the ranks near it. Unset: nodes more than 1 ms apart are "
+          "found to be in other regions. One name on all ranks: no regions."},
       Setting{
           "SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
           "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},

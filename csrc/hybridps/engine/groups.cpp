@@ -133,9 +133,8 @@ void Groups::write_status(observe::Json& json, bool members) const {
         for (int member = 0; member < static_cast<int>(info.members.size()); ++member) {
           json.object().field("engine", core::to_string(info.members.engine(member)));
           json.field("where", info.members.host(member)).field("node", info.topology.node_of(member));
-          const bool is_server = info.topology.is_dedicated(member);
-          json.field("server", is_server);
-          json.field("region", is_server ? -1 : info.topology.region_of(info.topology.node_of(member))).end();
+          json.field("server", info.topology.is_dedicated(member));
+          json.field("region", info.topology.region_of_owner(member)).end();
         }
         json.end();
       }

@@ -20,6 +20,8 @@ Bytes encode(const ServerRequest& request) {
     out.text(std::string_view(request.group_name).substr(0, bootstrap::kTextBytesMax));
     const core::Result<Bytes> roster = bootstrap::encode(*request.roster);
     out.address(roster.is_ok() ? roster.value() : Bytes());
+    out.u32(static_cast<std::uint32_t>(request.roster->region_of.size()));
+    for (const int region : request.roster->region_of) out.u32(static_cast<std::uint32_t>(region));
     out.u32(request.attempt);
     out.u32(request.before);
     out.u32(request.chunks.usual);
@@ -45,6 +47,14 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
   if (request.kind == ServerRequest::RequestKind::kOpen) {
     request.group_name = in.text(bootstrap::kTextBytesMax);
     const Bytes body = in.address(admission::kBodyBytesMax);
+    std::vector<int> region_of;
+    const std::size_t nodes = in.u32();
+    int regions = 0;  // numbered in the order of nodes
+    for (std::size_t node = 0; node < nodes && in.ok(); ++node) {
+      region_of.push_back(static_cast<int>(in.u32()));
+      if (region_of.back() < 0 || region_of.back() > regions) return bad;
+      regions = std::max(regions, region_of.back() + 1);
+    }
     request.attempt = in.u32();
     request.before = in.u32();
     request.chunks.usual = in.u32();
@@ -55,6 +65,8 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
     core::Result<Roster> roster = bootstrap::decode_roster(body);
     if (!roster.is_ok()) return roster.status();
     request.roster = std::move(roster).value();
+    if (nodes > 0 && nodes != static_cast<std::size_t>(request.roster->node_count())) return bad;
+    request.roster->region_of = std::move(region_of);
     return request;
   }
   if (request.kind == ServerRequest::RequestKind::kClose) {

@@ -74,8 +74,8 @@ std::string regions_text(const bootstrap::Roster& roster, const schedule::Topolo
   }
   for (std::size_t server = 0; server < roster.servers.size(); ++server)
     if (topology.region_of_owner(topology.size() + static_cast<int>(server)) == schedule::kNoRegion)
-      text += ", the server on " + roster.servers[server].host_name +
-              " in none of them (set HYBRIDPS_REGION there, as on the ranks)";
+      text += ", the server on " + roster.servers[server].host_name + " in none of them" +
+              (are_found ? "" : " (set HYBRIDPS_REGION there, as on the ranks)");
   return text;
 }
 

@@ -90,6 +90,10 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
       chunk.stage == wire::Stage::kPush && !is_grant &&
       (chunk.signature.kind != schedule::Kind::kBroadcast || chunk.signature.scope == schedule::Scope::kWitness);
   if (to_server) {
+    // Sent to a gateway before the sender knew that the span's owner is lost: nobody waits for it.
+    if (SpanRun* const span = known && found->second->started ? found->second->find(chunk.span) : nullptr;
+        span != nullptr && chunk.attempt < span->plan().attempt)
+      return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, chunk, std::move(payload));
     else

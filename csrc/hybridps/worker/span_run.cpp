@@ -24,7 +24,7 @@ bool SpanRun::start() {
   if (aggregate && span_.agent_of(topology.my_node()) == me) {
     ResultMemory* sums = &memory_;
     if (span_.is_gateway() && topology.is_dedicated(plan_.owner))
-      sums = &region_memory_.emplace(span_, ResultMemory::Place::kOwn);
+      sums = &region_memory_.emplace(span_, ResultMemory::SumPlace::kOwn);
     if (owns || span_.is_gateway()) owner_.emplace(span_, *sums);
     if (owner_ && !owns) region_.emplace(span_, *sums);
     const std::size_t locals = plan_.rail == schedule::kNoRail ? topology.ranks_of(topology.my_node()).size() : 1;

@@ -183,8 +183,8 @@ void SpanView::refuse(std::string what, const wire::From& from) const {
 
 // --- ResultMemory ----------------------------------------------------------------------------------------------------
 
-ResultMemory::ResultMemory(const SpanView& span, Place place) : span_(span) {
-  if (place == Place::kOwn) return;
+ResultMemory::ResultMemory(const SpanView& span, SumPlace place) : span_(span) {
+  if (place == SumPlace::kOwn) return;
   const schedule::Span& plan = span.plan;
   const schedule::Kind kind = span.run.operation.kind;
   const bool aggregate = plan.source == schedule::kAll;

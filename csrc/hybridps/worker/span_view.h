@@ -103,9 +103,9 @@ struct SpanView {
 /// The memory of a span's bytes on this rank: the caller's memory, or own memory for a sum without a place there.
 class ResultMemory : core::Pinned {
  public:
-  enum class Place { kCallers, kOwn };
+  enum class SumPlace { kCallers, kOwn };
   /// kOwn: always own memory, so that the caller's contribution stays where it is.
-  explicit ResultMemory(const SpanView& span, Place place = Place::kCallers);
+  explicit ResultMemory(const SpanView& span, SumPlace place = SumPlace::kCallers);
   /// Allocates own memory for a sum, if the sum has no place in the caller's memory.
   void allocate();
   /// Null if the chunk is spread over several pieces.

@@ -298,7 +298,8 @@ def planned_bytes(
     reduce, for an allreduce that regions exchange, and for one with regions and dedicated servers: these have no such
     closed form worth keeping.
 
-    `regions`: the region of each node, and the rate of each region's uplink.
+    `regions`: the region of each node, and the rate of each region's uplink. Regions are taken to be of one size: nodes of
+    others own parts that csrc/hybridps/schedule/level_shares.h finds.
 
     A broadcast goes by way of owners: the root's node sends each byte once, the others own parts and pass on. It is taken
     to be larger than a chunk; smaller ones go from the root to each node.

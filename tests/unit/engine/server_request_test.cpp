@@ -19,6 +19,7 @@ TEST_CASE("engine/server_request: requests are read as they were written", "[eng
   open.kind = ServerRequest::RequestKind::kOpen;
   open.group_name = "0";
   open.roster = bootstrap::testing::sample_roster(4);
+  open.roster->region_of = {0, 1};  // by node, found by round trips: not in the roster's own form
   open.attempt = 2;
   open.before = 3;
   open.chunks = {65536, std::uint64_t{1} << 33, 1 << 20};
@@ -32,6 +33,10 @@ TEST_CASE("engine/server_request: requests are read as they were written", "[eng
   for (std::size_t length = 0; length < bytes.size(); ++length)
     REQUIRE_FALSE(
         engine::decode_request(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length))).is_ok());
+  for (const std::vector<int>& wrong : {std::vector<int>{0}, {0, 1, 1}, {0, 2}, {1, 0}, {0, -1}}) {
+    open.roster->region_of = wrong;
+    CHECK_FALSE(engine::decode_request(engine::encode(open)).is_ok());
+  }
 
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;

@@ -18,6 +18,7 @@
 #include "hybridps/build_info.h"
 #include "hybridps/core/text.h"
 #include "hybridps/engine/data_transport.h"
+#include "hybridps/schedule/level_shares.h"
 #include "hybridps/schedule/shares.h"
 
 namespace hybridps::engine {
@@ -262,6 +263,39 @@ std::vector<double> weights_by_uplinks(const bootstrap::Roster& roster, const st
 
 }  // namespace
 
+namespace {
+
+/// Better shares, if there are any, than those of a flat network: gateways have more to do than other nodes. Uplinks
+/// count only where all cards' rates are known too.
+schedule::Topology relieve_gateways(const bootstrap::Roster& roster, const schedule::NicLayout& layout,
+                                    const schedule::Topology& topology) {
+  const bool are_cards_known = std::all_of(roster.members.begin(), roster.members.end(), [](const auto& member) {
+    return member.node_gbps > 0.0 ||
+           (!member.nics.empty() &&
+            std::all_of(member.nics.begin(), member.nics.end(), [](const auto& nic) { return nic.gbps > 0.0; }));
+  });
+  schedule::LevelRates rates;
+  rates.nodes.assign(static_cast<std::size_t>(topology.nodes()), 0.0);
+  rates.servers = layout.dedicated;
+  rates.servers.resize(static_cast<std::size_t>(topology.servers()), 1.0);
+  std::set<int> counted;
+  for (std::size_t member = 0; member < layout.cards_of.size(); ++member)
+    for (const int card : layout.cards_of[member])
+      if (counted.insert(card).second)
+        rates.nodes[static_cast<std::size_t>(layout.node_of[member])] += layout.rates[static_cast<std::size_t>(card)];
+  for (int region = 0; region < topology.regions(); ++region) {
+    const int rank = topology.ranks_of(topology.nodes_in(region).front()).front();
+    const std::string& text = roster.members[static_cast<std::size_t>(rank)].region;
+    const double gbps = parse_region(text).value_or(RegionText()).gbps;
+    if (gbps > 0.0) rates.uplinks.push_back(gbps);
+  }
+  if (static_cast<int>(rates.uplinks.size()) != topology.regions()) rates.uplinks.clear();
+  if (!rates.uplinks.empty() && !are_cards_known) return topology;
+  return topology.with_weights(schedule::level_weights(topology, rates));
+}
+
+}  // namespace
+
 core::Status check_regions(const bootstrap::Roster& roster) {
   const auto said = [](const bootstrap::MemberRecord& member) {
     return bootstrap::describe(member) + (member.region.empty() ? " has none" : " has " + core::quoted(member.region));
@@ -335,9 +369,11 @@ schedule::Topology topology_of(const bootstrap::Roster& roster, int rank) {
       of_servers[static_cast<std::size_t>(server_region.back())] += shares.dedicated[server];
   }
   weights = weights_by_uplinks(roster, region_of, of_servers, std::move(weights));
-  return schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use))
-      .with_regions(std::move(region_of))
-      .with_server_regions(std::move(server_region));
+  const schedule::Topology topology =
+      schedule::Topology(roster.node_of, rank, std::move(weights), std::move(shares.dedicated), std::move(use))
+          .with_regions(std::move(region_of))
+          .with_server_regions(std::move(server_region));
+  return topology.regions() == 1 ? topology : relieve_gateways(roster, layout, topology);
 }
 
 std::vector<double> weights_with(bootstrap::Roster roster, const std::vector<bool>& are_there) {

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -48,6 +49,32 @@ def folder() -> Path | None:
     return Path(tmp if tmp.startswith("/") else "/tmp") / f"hybridps-{os.geteuid()}"
 
 
+def not_ours(place: Path) -> str:
+    """Why the folder is not one whose processes are to be believed; empty: it is, or there is none. Another user may have made
+    one of that name first, for processes of his own. Root may name another user's folder by HYBRIDPS_STATUS."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return ""
+    named_by_root = os.geteuid() == 0 and os.environ.get("HYBRIDPS_STATUS", "").strip()
+    if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077 and (found.st_uid == os.geteuid() or named_by_root):
+        return ""
+    return f"{place} is not a folder of this user alone (mode 0700)"
+
+
+def printable(value):
+    """An answer without what a terminal would obey: its texts come from other processes, also of other machines."""
+    if isinstance(value, str):
+        if value.isprintable():
+            return value
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    if isinstance(value, list):
+        return [printable(one) for one in value]
+    if isinstance(value, dict):
+        return {printable(name): printable(one) for name, one in value.items()}
+    return value
+
+
 def forbidden() -> str:
     """Why no process here can ask or be asked; empty: they can."""
     try:
@@ -68,7 +95,9 @@ def ask(path: Path, question: str, patience: float) -> dict:
         try:
             link.connect(str(path))
             # Of who listens there, by the kernel's word.
-            found["pid"] = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            found["pid"], uid, _ = struct.unpack("iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != path.parent.stat().st_uid:
+                raise PermissionError
             link.sendall(question.encode() + b"\n")
             parts = []
             while True:
@@ -77,8 +106,10 @@ def ask(path: Path, question: str, patience: float) -> dict:
                 if not part:
                     break
                 parts.append(part)
-            found["text"] = json.loads(b"".join(parts).decode(errors="replace") or "null")
-            if not found["text"]:
+            text = json.loads(b"".join(parts).decode(errors="replace") or "null") or {}
+            # "own" and "answers" hold JSON again: _parsed() makes their texts printable.
+            found["text"] = {name: one if name in ("own", "answers") else printable(one) for name, one in text.items()}
+            if not text:
                 found["problem"] = "it does not let this user ask"
         except TimeoutError:
             found["problem"] = f"it does not answer within {patience:g} s"
@@ -87,7 +118,7 @@ def ask(path: Path, question: str, patience: float) -> dict:
         except OSError as error:
             found["gone"] = True
             found["problem"] = error.strerror or str(error)
-        except ValueError:
+        except (ValueError, AttributeError):
             found["problem"] = "its answer cannot be read"
     return found
 
@@ -105,7 +136,7 @@ def _parsed(text: str) -> dict | None:
         found = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return printable(found) if isinstance(found, dict) else None
 
 
 def _world(snapshot: dict) -> dict | None:
@@ -122,14 +153,18 @@ def _key(snapshot: dict) -> str:
     return world.get("uid") or snapshot.get("job") or f"pid {snapshot.get('pid')}"
 
 
+def _sockets(place: Path | None) -> list[Path]:
+    try:
+        return sorted(place.glob("*.sock")) if place and not not_ours(place) else []
+    except OSError:
+        return []
+
+
 def collect(place: Path | None = None) -> tuple[list[dict], list[dict]]:
     """(jobs, processes of this machine that did not answer). A job: {"job", "engines": {engine: snapshot}, "silent": [...],
     "asked": the engine that asked the others, "seconds"}."""
     place = place or folder()
-    try:
-        sockets = sorted(place.glob("*.sock")) if place else []
-    except OSError:
-        sockets = []
+    sockets = _sockets(place)
     if not sockets:
         return [], []
     started = time.monotonic()
@@ -482,7 +517,7 @@ def show(as_json: bool, wanted: str | None) -> int:
             print(_one(process))
         if not jobs and not unheard:
             place = folder()
-            where = f"none listens in {place}" if place else "HYBRIDPS_STATUS is off"
+            where = (not_ours(place) or f"none listens in {place}") if place else "HYBRIDPS_STATUS is off"
             if wanted and found:
                 where = f"none is called {wanted}; there are {', '.join(found)}"
             print(f"hybridps: no job of this user on this machine: {where}", file=sys.stderr)
@@ -500,7 +535,7 @@ def add_arguments(parser) -> None:
 def trace(into: str | None) -> int:
     """Begins traces of all processes of this machine's jobs, or ends them (None)."""
     place = folder()
-    sockets = sorted(place.glob("*.sock")) if place and place.is_dir() else []
+    sockets = _sockets(place)
     failed = 0
     for path in sockets:
         answer = ask(path, f"trace start {Path(into).absolute()}" if into else "trace stop", JOB_PATIENCE + 2)
@@ -510,7 +545,8 @@ def trace(into: str | None) -> int:
         failed += bool(problem)
         print(f"process {answer['pid']}: {problem or ('tracing' if into else 'stopped')}")
     if not sockets:
-        print("hybridps: no job of this user on this machine", file=sys.stderr)
+        why = not_ours(place) if place else ""
+        print(f"hybridps: no job of this user on this machine{why and ': ' + why}", file=sys.stderr)
     return 2 if not sockets else 1 if failed else 0
 
 

@@ -269,7 +269,10 @@ void Outlet::serve(core::Descriptor visitor, bool http) {
 
 void Outlet::write_file() {
   const std::string part = options_.file + ".part";
-  std::FILE* file = std::fopen(part.c_str(), "we");
+  // "x" (O_EXCL) follows no symbolic link: in a folder that others may write to, one of this name could lead to any
+  // file of ours. What is left of an earlier process, or such a link, goes first.
+  ::unlink(part.c_str());
+  std::FILE* file = std::fopen(part.c_str(), "wxe");
   const std::string text = options_.metrics();
   const bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = file == nullptr || std::fclose(file) == 0;

@@ -1,7 +1,9 @@
 #include "hybridps/observe/trace.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,13 +27,20 @@ core::Status complaint(const std::string& what) {
 
 core::Result<std::unique_ptr<Trace>> Trace::open(const std::string& folder, const std::string& name,
                                                  const std::string& about) {
-  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return complaint("no trace: cannot make " + folder);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return complaint("no trace: cannot make " + folder);
   std::unique_ptr<Trace> trace(new Trace());
-  // An existing trace of this process stays; the new file gets a number.
+  // An existing trace of this process stays; the new file gets a number. The file is its owner's alone, also in a
+  // folder of others: with the groups' numbers in it a stranger could speak as a member.
   for (int again = 1; trace->file_ == nullptr; ++again) {
     trace->path_ = folder + '/' + name + (again > 1 ? '.' + std::to_string(again) : std::string()) + ".hpstrace";
-    trace->file_ = std::fopen(trace->path_.c_str(), "wbxe");
-    if (trace->file_ == nullptr && errno != EEXIST) return complaint("no trace: cannot write " + trace->path_);
+    const int fd = ::open(trace->path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno != EEXIST) return complaint("no trace: cannot write " + trace->path_);
+    if (fd < 0) continue;
+    trace->file_ = ::fdopen(fd, "wb");
+    if (trace->file_ == nullptr) {
+      ::close(fd);
+      return complaint("no trace: cannot write " + trace->path_);
+    }
   }
   // No buffer: a forked child would write the contents of a buffer once more.
   std::setvbuf(trace->file_, nullptr, _IONBF, 0);

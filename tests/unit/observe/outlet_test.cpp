@@ -151,6 +151,28 @@ TEST_CASE("observe/outlet: metrics by HTTP and in a file", "[observe][fast]") {
   CHECK(text.str() == "a 1\n");
 }
 
+TEST_CASE("observe/outlet: the metrics file follows no link and may be read by those who could before",
+          "[observe][fast]") {
+  const Folder folder;
+  const std::string file = folder.path + "/m.prom";
+  std::ofstream(folder.path + "/precious") << "untouched";
+  for (const std::string& link : {file, file + ".part"})
+    REQUIRE(::symlink((folder.path + "/precious").c_str(), link.c_str()) == 0);
+  const mode_t mask = ::umask(022);
+  observe::OutletOptions o = options_in("");
+  o.file = file;
+  auto outlet = observe::Outlet::open(std::move(o));
+  REQUIRE(outlet.is_ok());
+  outlet.value().reset();
+  ::umask(mask);
+  std::ostringstream precious;
+  precious << std::ifstream(folder.path + "/precious").rdbuf();
+  CHECK(precious.str() == "untouched");
+  struct stat found{};
+  REQUIRE(::lstat(file.c_str(), &found) == 0);
+  CHECK(found.st_mode == (S_IFREG | 0644));  // node_exporter is another user
+}
+
 TEST_CASE("observe/outlet: a port that is taken is an error that names it", "[observe][fast]") {
   observe::OutletOptions o = options_in("");
   o.listen_host = "127.0.0.1";

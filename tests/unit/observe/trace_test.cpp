@@ -1,5 +1,7 @@
 #include "hybridps/observe/trace.h"
 
+#include <sys/stat.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -100,6 +102,19 @@ TEST_CASE("observe/trace: more than a ring at once is dropped and counted and ne
   for (std::size_t i = 1; i < found.events.size(); ++i)
     REQUIRE(found.events[i - 1].sequence < found.events[i].sequence);
   if (dropped > 0) CHECK(found.texts.back() == "{\"dropped\": " + std::to_string(dropped) + "}");
+}
+
+TEST_CASE("observe/trace: the folder it makes and the file are their owner's alone", "[observe][fast]") {
+  const Folder folder;
+  const mode_t mask = ::umask(0);
+  const auto opened = Trace::open(folder.path + "/new", "rank0", "\"rank\": 0");
+  ::umask(mask);
+  REQUIRE(opened.is_ok());
+  struct stat found{};
+  REQUIRE(::stat((folder.path + "/new").c_str(), &found) == 0);
+  CHECK((found.st_mode & 07777) == 0700);
+  REQUIRE(::stat(opened.value()->path().c_str(), &found) == 0);
+  CHECK((found.st_mode & 07777) == 0600);
 }
 
 TEST_CASE("observe/trace: a folder that cannot be made is an error that names it", "[observe][fast]") {

@@ -17,7 +17,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <list>
 #include <memory>
 #include <utility>
@@ -41,9 +40,9 @@ constexpr auto kAnswerPatience = std::chrono::seconds(30);
 // The admission server accepts no connections for this long when there is no descriptor for the next connection.
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
 
-struct OpenSocket : core::Pinned {
-  explicit OpenSocket(int f) : fd(f) {}
-  ~OpenSocket() {
+struct OpenDescriptor : core::Pinned {
+  explicit OpenDescriptor(int f) : fd(f) {}
+  ~OpenDescriptor() {
     if (fd >= 0) ::close(fd);
   }
   int fd;
@@ -186,14 +185,24 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   const auto bad = [&](const std::string& why) {
     return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why);
   };
+  // What is looked at is what is read: the name may lead elsewhere a moment later. Nor does a pipe hold up the open.
+  const OpenDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat info{};
-  if (::stat(path.c_str(), &info) != 0) return bad(std::string(": ") + std::strerror(errno));
-  if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) return bad(" may be read by others; use chmod 600");
-  std::ifstream file(path);
-  if (!file) return bad(std::string(": ") + std::strerror(errno));
-  std::string line;
-  if (!std::getline(file, line) || core::trim(line).empty()) return bad(" has no token in its first line");
-  return std::string(core::trim(line));
+  if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return bad(std::string(": ") + std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return bad(" is not a file");
+  if (info.st_uid != 0 && info.st_uid != ::geteuid())
+    return bad(" belongs to user " + std::to_string(info.st_uid) + "; it must be this user's or root's");
+  // Root gives files to a group on purpose: Kubernetes by fsGroup, systemd by an access list, which shows as the
+  // group's.
+  const mode_t others = info.st_uid == 0 ? S_IWGRP | S_IXGRP | S_IRWXO : S_IRWXG | S_IRWXO;
+  if ((info.st_mode & others) != 0) return bad(" may be read by others; use chmod 600");
+  std::array<char, 4096> text{};
+  const ssize_t got = ::read(file.fd, text.data(), text.size());
+  if (got < 0) return bad(std::string(": ") + std::strerror(errno));
+  const std::string_view all(text.data(), static_cast<std::size_t>(got));
+  const std::string_view line = core::trim(all.substr(0, all.find('\n')));
+  if (line.empty()) return bad(" has no token in its first line");
+  return std::string(line);
 }
 
 core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline) {
@@ -202,7 +211,7 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   if (body.size() > kBodyBytesMax) return Status(Code::kInvalidArgument, "a request of more than 64 MiB");
   core::Result<int> connected = connect_to(address, deadline, where);
   if (!connected.is_ok()) return connected.status();
-  const OpenSocket socket(connected.value());
+  const OpenDescriptor socket(connected.value());
   const int on = 1;
   setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   const core::Result<Bytes> mine = hello();
@@ -256,7 +265,7 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
 struct AdmissionServer::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler)
       : socket(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
-  OpenSocket socket;
+  OpenDescriptor socket;
   Visit visit;
   core::Deadline deadline;
   std::size_t written = 0;

@@ -32,7 +32,8 @@ core::Result<Address> parse_address(const std::string& text);
 core::Result<std::vector<Address>> parse_addresses(const std::string& text);
 
 /// `token` unless empty, else the first line of the file at `file_path` ("~/" stands for HOME). Empty if both are
-/// empty. kInvalidArgument: the file cannot be read, has no token, or may be accessed by group or others.
+/// empty. kInvalidArgument: the file cannot be read, is neither ours nor root's, has no token in its first 4 KiB, or
+/// others may access it. The group may read a file of root's.
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path);
 
 /// Sends one request and returns its answer. Waits until `deadline` at most, and 1 s for a connection to each address

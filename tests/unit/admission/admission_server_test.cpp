@@ -222,6 +222,40 @@ TEST_CASE("admission: tokens from files", "[admission][fast]") {
   ::unlink(path);
 }
 
+TEST_CASE("admission: a file of another user is no token, and a group may read root's alone", "[admission][fast]") {
+  if (::geteuid() != 0) return;  // needs root, to give files away
+  constexpr uid_t kSomebody = 65534;
+  char path[] = "/tmp/hybridps-token-XXXXXX";
+  const int fd = ::mkstemp(path);
+  REQUIRE(fd >= 0);
+  ::close(fd);
+  std::ofstream(path) << "a token from a file";
+  const auto read_as = [&](uid_t user) {
+    REQUIRE(setegid(user) == 0);
+    REQUIRE(seteuid(user) == 0);
+    const auto token = admission::read_token("", path);
+    REQUIRE(seteuid(0) == 0);
+    REQUIRE(setegid(0) == 0);
+    return token.is_ok() ? token.value() : std::string(token.status().message());
+  };
+  REQUIRE(::chown(path, kSomebody, kSomebody) == 0);
+  REQUIRE(::chmod(path, 0600) == 0);
+  CHECK(read_as(0).find("belongs to user 65534") != std::string::npos);
+  CHECK(read_as(kSomebody) == "a token from a file");
+  REQUIRE(::chmod(path, 0640) == 0);
+  CHECK(read_as(kSomebody).find("chmod 600") != std::string::npos);
+  REQUIRE(::chown(path, 0, kSomebody) == 0);
+  CHECK(read_as(kSomebody) == "a token from a file");
+  for (const mode_t mode : {0660, 0644}) {
+    REQUIRE(::chmod(path, mode) == 0);
+    CHECK(read_as(kSomebody).find("chmod 600") != std::string::npos);
+  }
+  ::unlink(path);
+  REQUIRE(::mkfifo(path, 0600) == 0);
+  CHECK(read_as(0).find("is not a file") != std::string::npos);
+  ::unlink(path);
+}
+
 TEST_CASE("admission: without a free descriptor it waits and goes on later", "[admission][fast]") {
   const auto admission = echo("token");
   rlimit before{};

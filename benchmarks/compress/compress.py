@@ -63,7 +63,7 @@ def measure(options) -> list[dict]:
         base = environment(options, network, names)
         if spare:
             base |= {"HYBRIDPS_SERVERS": ",".join(f"{network.address[name]}:29600" for name in spare)}
-            base |= {"HYBRIDPS_TOKEN": "benchmark", "HYBRIDPS_SERVERS_REQUIRED": "1"}
+            base |= {"HYBRIDPS_TOKEN": "of this benchmark", "HYBRIDPS_SERVERS_REQUIRED": "1"}
         for name in spare:
             command = [
                 str(Path(sys.executable).parent / "hybridps-server"),

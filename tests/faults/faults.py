@@ -272,11 +272,11 @@ def wrong_token(backend, runs):
     row = Row("", backend, runs=runs, culprit="the server, and its token")
     for _ in range(runs):
         with test_dedicated.servers(1) as running:
-            env = test_dedicated.settings(running, HYBRIDPS_SERVERS_REQUIRED="1", HYBRIDPS_TOKEN="wrong")
+            env = test_dedicated.settings(running, HYBRIDPS_SERVERS_REQUIRED="1", HYBRIDPS_TOKEN="a wrong token of this fault")
             results = launch(test_dedicated.refused, "1+1+1", backend, args=("another token",), env=env)
             row.detected_s.append(max(report.returned_at_s for report in results.reports))
             log = running[0].stop()
-            row.expect(test_dedicated.TOKEN not in log and "wrong" not in log, f"the log shows no token: {log}")
+            row.expect(test_dedicated.TOKEN not in log and "a wrong token" not in log, f"the log shows no token: {log}")
     row.note = "from the start of the ranks"
     row.left = "nothing"
     return row

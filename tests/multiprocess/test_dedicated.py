@@ -270,7 +270,7 @@ def test_a_required_server_that_cannot_be_used_ends_the_job_on_every_rank(what, 
         if what == "absent":
             env["HYBRIDPS_SERVERS"] = f"127.0.0.1:{free_port()}"
         elif what == "token":
-            env["HYBRIDPS_TOKEN"] = "wrong"
+            env["HYBRIDPS_TOKEN"] = "some other token"
         else:
             env["HYBRIDPS_SERVERS"] = "nonsense"
         run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
@@ -305,7 +305,7 @@ def test_a_server_without_room_for_a_block_of_the_codec_is_left_out_or_refused()
 def test_a_server_says_who_comes_who_goes_and_who_is_refused():
     with servers(1, "--memory", "64M", "--status-seconds", "0.2") as running:
         run_ranks(plain, "1+1+1", env=settings(running))
-        for token in ("", "wrong"):
+        for token in ("", "some other token"):
             env = settings(running, HYBRIDPS_TOKEN=token, HYBRIDPS_SERVERS_REQUIRED="1")
             pattern = "asks for a token, and this job has none" if token == "" else "has another token"
             run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
@@ -525,7 +525,7 @@ def test_one_with_another_token_that_comes_late_is_refused_once(tmp_path):
 
     def visit():
         await_file(tmp_path / "begun")
-        server = Server(listen=address, token="another token")
+        server = Server(listen=address, token="some other token")
         time.sleep(5)
         said.append(server.stop())
 

@@ -458,7 +458,7 @@ def test_the_server_of_the_image_serves_a_job(image):
     """In nothing but the image's files, as its user, with its environment."""
     place, config = image
     assert not list(Path(place).glob("**/python*")) and not (Path(place) / "bin").exists(), "there is more than the server"
-    variables = dict(word.split("=", 1) for word in config["Env"]) | {"HYBRIDPS_TOKEN": "of the test", "HYBRIDPS_INTERFACE": "lo"}
+    variables = dict(word.split("=", 1) for word in config["Env"]) | {"HYBRIDPS_TOKEN": "a token of the test", "HYBRIDPS_INTERFACE": "lo"}
     # A container has /proc, by which the server knows which machine it is on.
     (Path(place) / "proc").mkdir(exist_ok=True)
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", 'mount --rbind /proc "$0/proc" && exec "$@"', place]
@@ -468,7 +468,7 @@ def test_the_server_of_the_image_serves_a_job(image):
         try:
             address = re.search(r"listening on (\S+:\d+)", server.stdout.readline())[1]
             assert int(re.search(r"Uid:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[1]) == 65534
-            run_ranks(with_the_servers, "1+1+1", env={"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": "of the test"})
+            run_ranks(with_the_servers, "1+1+1", env={"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": "a token of the test"})
         finally:
             server.terminate()
         assert server.wait(20) == 0

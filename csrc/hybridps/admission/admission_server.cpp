@@ -180,6 +180,12 @@ core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
 }
 
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path) {
+  // Whoever asks a server gets an HMAC under the token, so a short one can be guessed at leisure.
+  const auto is_long = [](std::string_view t) { return t.size() >= kTokenBytesMin; };
+  const std::string short_text = " has fewer than " + std::to_string(kTokenBytesMin) +
+                                 " bytes and can be guessed; make one with: (umask 077; openssl rand -hex 32 > FILE), "
+                                 "for HYBRIDPS_TOKEN_FILE=FILE on all machines";
+  if (!token.empty() && !is_long(token)) return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN" + short_text);
   if (!token.empty() || file_path.empty()) return token;
   const std::string path = core::expand_home(file_path);
   const auto bad = [&](const std::string& why) {
@@ -202,6 +208,7 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   const std::string_view all(text.data(), static_cast<std::size_t>(got));
   const std::string_view line = core::trim(all.substr(0, all.find('\n')));
   if (line.empty()) return bad(" has no token in its first line");
+  if (!is_long(line)) return bad(": its first line" + short_text);
   return std::string(line);
 }
 

@@ -31,6 +31,9 @@ core::Result<Address> parse_address(const std::string& text);
 /// Several addresses, separated by commas. kInvalidArgument if an address is wrong or occurs twice.
 core::Result<std::vector<Address>> parse_addresses(const std::string& text);
 
+/// No token is shorter than these 128 bits.
+inline constexpr std::size_t kTokenBytesMin = 16;
+
 /// `token` unless empty, else the first line of the file at `file_path` ("~/" stands for HOME). Empty if both are
 /// empty. kInvalidArgument: the file cannot be read, is neither ours nor root's, has no token in its first 4 KiB, or
 /// others may access it. The group may read a file of root's.

@@ -76,7 +76,8 @@ const auto& settings() {
               "then; up to 16 times as long where they do not come. 0: never, they are left out until there is a new "
               "group."},
       Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
-              "Secret that a job and its dedicated servers share; visible to whoever may see the environment."},
+              "Secret that a job and its dedicated servers share, of 16 bytes at least; visible to whoever may see the "
+              "environment."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
               "File whose first line is the token, this user's and readable by him alone, or root's and readable by "
               "its group "

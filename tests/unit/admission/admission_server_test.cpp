@@ -203,22 +203,30 @@ TEST_CASE("admission: a port in use and an address that is not ours", "[admissio
 
 TEST_CASE("admission: tokens from files", "[admission][fast]") {
   CHECK(admission::read_token("", "").value().empty());
-  CHECK(admission::read_token("direct", "/nonexistent").value() == "direct");
+  CHECK(admission::read_token("a token as it is", "/nonexistent").value() == "a token as it is");
   CHECK_FALSE(admission::read_token("", "/nonexistent").is_ok());
   char path[] = "/tmp/hybridps-token-XXXXXX";
   const int fd = ::mkstemp(path);
   REQUIRE(fd >= 0);
   ::close(fd);
   CHECK_FALSE(admission::read_token("", path).is_ok());  // empty
-  std::ofstream(path) << "  from a file \nsecond line\n";
-  CHECK(admission::read_token("", path).value() == "from a file");
+  std::ofstream(path) << "  a token of a file \nsecond line\n";
+  CHECK(admission::read_token("", path).value() == "a token of a file");
   const char* home = std::getenv("HOME");
   const std::string kept = home != nullptr ? home : "";
   REQUIRE(setenv("HOME", "/tmp", 1) == 0);
-  CHECK(admission::read_token("", "~" + std::string(path).substr(4)).value() == "from a file");
+  CHECK(admission::read_token("", "~" + std::string(path).substr(4)).value() == "a token of a file");
   REQUIRE(setenv("HOME", kept.c_str(), 1) == 0);
   ::chmod(path, 0644);
   CHECK(admission::read_token("", path).status().message().find("chmod 600") != std::string::npos);
+  REQUIRE(::chmod(path, 0600) == 0);
+  std::ofstream(path) << "  only 15 bytes.\nand a long second line\n";
+  const auto in_file = admission::read_token("", path).status();
+  CHECK(in_file.message().find(path) != std::string::npos);
+  for (const core::Status& refused : {in_file, admission::read_token("only 15 bytes..", "").status()}) {
+    CHECK(refused.message().find("openssl rand -hex 32") != std::string::npos);
+    CHECK(refused.message().find("only 15") == std::string::npos);  // a token is never shown
+  }
   ::unlink(path);
 }
 

@@ -58,12 +58,12 @@ TEST_CASE("engine/settings: settings of our own TCP are named where data or cont
 
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
   const auto admission =
-      admission::AdmissionServer::open({"127.0.0.1", 0}, "secret", [](const admission::Bytes&) {
+      admission::AdmissionServer::open({"127.0.0.1", 0}, "a secret of this test", [](const admission::Bytes&) {
         return core::Result<admission::Bytes>(core::Status(core::Code::kClosed, "it is about to stop"));
       }).value();
   core::Config config;
   config.interface = "lo";
-  config.token = "secret";
+  config.token = "a secret of this test";
   config.servers = "127.0.0.1:1,127.0.0.1:" + std::to_string(admission->port());
   const auto checked = engine::check_settings(config, {0, 1});
   CHECK(checked.problems.empty());

@@ -80,13 +80,21 @@ def test_a_job_that_asks_gloo_for_encryption_or_an_unknown_transport_is_refused_
         "    except RuntimeError as error:\n"
         "        print(value, error)\n"
         "os.environ['GLOO_DEVICE_TRANSPORT'] = 'TCP_TLS'\n"
+        "try:\n"
+        "    " + ALONE.format(name="'hybridps'") + "except RuntimeError as error:\n"
+        "    print(error)\n"
+        "os.environ['GLOO_DEVICE_TRANSPORT'] = 'IBVERBS'\n"
         + ALONE.format(name="'hybridps'")
-        + "print('hybridps by its own name', kind())\n"
+        + "print('a transport that is none of its business', kind())\n"
     )
     done = python(code, HYBRIDPS_AS="gloo")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[-1] for line in lines[3:]] == ["hybridps"] * 5, lines
+    assert [line.split()[-1] for line in lines[3:7]] == ["hybridps"] * 4, lines
+    by_its_own_name, other = lines[7:]
+    assert "GLOO_DEVICE_TRANSPORT='TCP_TLS'" in by_its_own_name and "sends in clear" in by_its_own_name, lines
+    assert "WireGuard or IPsec" in by_its_own_name and "unset GLOO_DEVICE_TRANSPORT" in by_its_own_name, lines
+    assert other.split()[-1] == "hybridps", lines
     for line, asked, answer in zip(
         lines, ("'TCP_TLS'", "'tcp_tls'", "'IBVERBS'"), ("sends in clear",) * 2 + ("does not know",), strict=False
     ):

@@ -5,8 +5,25 @@ import os
 import time
 
 
+def _refuse_in_clear(dist_backend_opts) -> None:
+    """Raises where the environment asks gloo for encryption: what the job takes for encrypted would go in clear."""
+    asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
+    if asked.upper() != "TCP_TLS":
+        return
+    from hybridps.backend.announce import tell_of_failed_start
+
+    problem = (
+        f"GLOO_DEVICE_TRANSPORT={asked!r} asks for encryption, and hybridps sends in clear. What to do: where the network "
+        "is trusted or encrypts by itself (WireGuard or IPsec, docs/security.md), unset GLOO_DEVICE_TRANSPORT; else use "
+        "torch's gloo."
+    )
+    tell_of_failed_start(dist_backend_opts, problem)
+    raise RuntimeError(problem)
+
+
 def _create(dist_backend_opts, pg_options):
     called_at = time.monotonic()  # the timeout counts from here: with RDMA, loading UCX takes half a second
+    _refuse_in_clear(dist_backend_opts)
     from hybridps.backend.load import load_extension
 
     try:

@@ -50,7 +50,7 @@ def _not_as_gloo() -> str:
     what = f"GLOO_DEVICE_TRANSPORT={asked!r} asks gloo for"
     if asked.upper() == "TCP_TLS":
         what += " encryption, and hybridps sends in clear"
-        without = "where the network is trusted or encrypts by itself (a VPN), unset GLOO_DEVICE_TRANSPORT"
+        without = "where the network is trusted or encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
     else:
         what += " a transport that hybridps does not know"
         without = "to use hybridps' own (HYBRIDPS_DATA_TRANSPORT), unset GLOO_DEVICE_TRANSPORT"

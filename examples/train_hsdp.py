@@ -1,6 +1,6 @@
 """HSDP: sharded inside each machine, replicated between machines, where dedicated servers help with the all-reduce.
 
-    spare$ hybridps-server --listen 10.0.0.9:7000
+    spare$ hybridps-server --listen 10.0.0.9:7000                  # HYBRIDPS_TOKEN_FILE here and there
     boxN$  HYBRIDPS_SERVERS=10.0.0.9:7000 torchrun --nnodes 3 --node-rank N ... --nproc-per-node 2 examples/train_hsdp.py
 
 What crosses the network is one all-reduce of each shard's gradients over the machines: what hybridps is made for. Servers

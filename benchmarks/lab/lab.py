@@ -151,7 +151,7 @@ class Run:
         base |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         base |= dict(pair.split("=", 1) for pair in self.options.env)
         for name in self.servers:
-            command = [server_program(), "--listen", f"{network.address[name]}:{SERVER_PORT}"]
+            command = [server_program(), "--no-token", "--listen", f"{network.address[name]}:{SERVER_PORT}"]
             self._follow(name, network.popen(name, command, env=base, **self._pipes()), None)
         goodput = [bounds.goodput(self.mbit[name] / 1000) for name in self.workers]
         context = {

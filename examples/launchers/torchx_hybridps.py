@@ -35,7 +35,7 @@ def job(
         server_hosts: their hosts, separated by commas; one for all of them, or one each
         host: where torchrun's rendezvous is
         port: its port
-        token_file: secret of servers and ranks, a path that is there on all machines
+        token_file: secret of servers and ranks, a path that is there on all machines; needed unless all are this one
         image: image of the containers, for schedulers that use any
         emulate: all machines are this one: each replica is a node of its own
     """

@@ -693,7 +693,8 @@ def test_a_server_that_drains_takes_no_new_job_and_ends_with_its_last_one():
         (["--listen", "127.0.0.1:0", "--threads", "0"], "--threads is a number"),
         (["--listen", "127.0.0.1:0", "--memory", "1K"], "--memory is a size"),
         (["--listen", "127.0.0.1:0", "--frobnicate", "1"], "unknown argument"),
-        (["--listen", "192.0.2.77:1"], "cannot listen on 192.0.2.77:1"),
+        (["--listen", "192.0.2.77:1", "--no-token"], "cannot listen on 192.0.2.77:1"),
+        (["--listen", "0.0.0.0:0"], "whoever reaches 0.0.0.0:0 could use this server; give it the jobs' token, or --no-token"),
     ],
 )
 def test_wrong_arguments(arguments, pattern):
@@ -702,6 +703,15 @@ def test_wrong_arguments(arguments, pattern):
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if "no HYBRIDPS_TOKEN" not in line]
     assert len(lines) == 1 and re.search(pattern, lines[0]), done.stderr  # not hidden by the usage
+
+
+def test_without_a_token_a_server_serves_others_only_when_told_to():
+    with servers(1, "--no-token", token="", listen="0.0.0.0:0") as running:
+        assert "no HYBRIDPS_TOKEN: whoever reaches 0.0.0.0:0 may use this server" in running[0].stop()
+    environment = {**os.environ, "HYBRIDPS_INTERFACE": "lo", "HYBRIDPS_TOKEN": TOKEN}
+    command = [*COMMAND, "--no-token", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "leave one of them out" in done.stderr and TOKEN not in done.stderr, done.stderr
 
 
 def test_an_interface_that_does_not_exist_and_a_port_in_use():

@@ -215,7 +215,7 @@ def dedicated_server(lab: Lab) -> None:
     found = {}
     for name, settings in (("tcp", TCP), ("rdma", RDMA)):
         address = lab.hosts.address["h1"]
-        server = lab.start("h1", [SERVER, "--listen", f"{address}:0", "--memory", "64M"], settings)
+        server = lab.start("h1", [SERVER, "--no-token", "--listen", f"{address}:0", "--memory", "64M"], settings)
         try:
             server.wait_for(r"listening on")
             port = re.search(r"listening on \S+:(\d+)", server.text())[1]

@@ -179,6 +179,22 @@ core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
   return addresses;
 }
 
+bool is_loopback(const Address& address) {
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.host.c_str(), nullptr, nullptr, &found) != 0) return false;
+  const Addresses addresses(found);
+  for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
+    if (at->ai_family == AF_INET) {
+      if ((ntohl(reinterpret_cast<const sockaddr_in*>(at->ai_addr)->sin_addr.s_addr) >> 24) != IN_LOOPBACKNET)
+        return false;
+    } else if (at->ai_family != AF_INET6 ||
+               !IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(at->ai_addr)->sin6_addr)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path) {
   // Whoever asks a server gets an HMAC under the token, so a short one can be guessed at leisure.
   const auto is_long = [](std::string_view t) { return t.size() >= kTokenBytesMin; };

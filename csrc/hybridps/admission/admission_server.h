@@ -31,6 +31,9 @@ core::Result<Address> parse_address(const std::string& text);
 /// Several addresses, separated by commas. kInvalidArgument if an address is wrong or occurs twice.
 core::Result<std::vector<Address>> parse_addresses(const std::string& text);
 
+/// Whether only this machine reaches what listens at `address`. A name counts only if all it stands for is loopback.
+bool is_loopback(const Address& address);
+
 /// No token is shorter than these 128 bits.
 inline constexpr std::size_t kTokenBytesMin = 16;
 

@@ -28,12 +28,13 @@ using hybridps::engine::ServerHostOptions;
 using hybridps::engine::ServerHostStats;
 
 constexpr const char* kUsage =
-    R"(usage: hybridps-server --listen HOST:PORT [--threads N] [--memory SIZE] [--metrics FILE]
+    R"(usage: hybridps-server --listen HOST:PORT [--no-token] [--threads N] [--memory SIZE] [--metrics FILE]
                        [--metrics-listen HOST:PORT] [--status-seconds S] [--drain-seconds S]
 
 A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it on machines without ranks.
 
   --listen HOST:PORT    where jobs ask for it; port 0 lets the kernel choose (the line "listening on" says which)
+  --no-token            serve whoever reaches HOST:PORT; without it, and without a token, HOST must be loopback
   --threads N           engines that sum, each with a core of its own (default 1)
   --memory SIZE         most memory for data, as 512M or 4G (default 1G); jobs beyond it are refused
   --metrics FILE        counters in Prometheus' text format, replaced every second
@@ -72,6 +73,7 @@ struct Arguments {
   hybridps::admission::Address metrics_listen;
   double status_seconds = 60;
   double drain_seconds = 0;
+  bool no_token = false;
 };
 
 /// Returns what is wrong; empty: nothing.
@@ -80,6 +82,10 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     std::string_view name = words[i];
     std::string_view value;
+    if (name == "--no-token") {
+      out.no_token = true;
+      continue;
+    }
     if (const std::size_t equals = name.find('='); equals != std::string_view::npos) {
       value = name.substr(equals + 1);
       name = name.substr(0, equals);
@@ -186,9 +192,15 @@ int main(int argc, char** argv) {
   Result<std::string> token = hybridps::admission::read_token(config.value().token, config.value().token_file);
   if (!token.is_ok()) return wrong(std::string(token.status().message()));
   arguments.options.token = std::move(token).value();
-  if (arguments.options.token.empty())
-    std::fprintf(stderr, "hybridps-server: no HYBRIDPS_TOKEN: whoever reaches %s may use this server\n",
-                 arguments.options.listen.text().c_str());
+  const std::string place = arguments.options.listen.text();
+  if (arguments.no_token && !arguments.options.token.empty())
+    return wrong("--no-token, and there is a token: leave one of them out");
+  if (arguments.options.token.empty()) {
+    if (!arguments.no_token && !hybridps::admission::is_loopback(arguments.options.listen))
+      return wrong("there is no token (HYBRIDPS_TOKEN_FILE): whoever reaches " + place +
+                   " could use this server; give it the jobs' token, or --no-token where the network is trusted");
+    std::fprintf(stderr, "hybridps-server: no HYBRIDPS_TOKEN: whoever reaches %s may use this server\n", place.c_str());
+  }
 
   struct sigaction action{};
   action.sa_handler = on_signal;

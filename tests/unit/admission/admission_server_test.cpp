@@ -201,6 +201,17 @@ TEST_CASE("admission: a port in use and an address that is not ours", "[admissio
   CHECK_FALSE(foreign.is_ok());
 }
 
+TEST_CASE("admission: what only this machine reaches is told from the rest", "[admission][fast]") {
+  for (const char* host : {"127.0.0.1", "127.1.2.3", "::1", "localhost"}) {
+    INFO(host);
+    CHECK(admission::is_loopback({host, 7000}));
+  }
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.9", "192.0.2.1", "2001:db8::1", "no host of this name"}) {
+    INFO(host);
+    CHECK_FALSE(admission::is_loopback({host, 7000}));
+  }
+}
+
 TEST_CASE("admission: tokens from files", "[admission][fast]") {
   CHECK(admission::read_token("", "").value().empty());
   CHECK(admission::read_token("a token as it is", "/nonexistent").value() == "a token as it is");

@@ -2,8 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import harness
@@ -13,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
 from hybridps.tools.cluster.meeting import card_pairs, rounds  # noqa: E402
-from hybridps.tools.cluster.probe import Listener, handshake  # noqa: E402
+from hybridps.tools.cluster.probe import STRANGERS_MAX, Listener, handshake, reaches  # noqa: E402
 from hybridps.tools.cluster.verdict import clocks, directed, round_trips  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a command of hybridps")
@@ -130,6 +133,26 @@ def test_cards_talk_to_those_of_their_network():
     assert card_pairs(cards("a"), cards("c")) == [(0, 0)]
     assert card_pairs(cards("a", "b"), cards("a")) == [(0, 0), (1, 0)]
     assert card_pairs(cards("a"), []) == []
+
+
+def test_those_who_do_not_show_the_secret_get_few_threads_and_no_answer():
+    secret = os.urandom(16)
+    listener = Listener("127.0.0.1", secret)
+    card = {"address": "127.0.0.1", "port": listener.port}
+    before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(STRANGERS_MAX + 16)]
+    try:
+        until = time.monotonic() + 20
+        while threading.active_count() < before + STRANGERS_MAX and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.3)  # for more of them
+        assert threading.active_count() == before + STRANGERS_MAX
+        for connection in silent:
+            connection.close()
+        assert reaches(card, card, os.urandom(16)) != ""
+        assert reaches(card, card, secret) == ""
+    finally:
+        listener.close()
 
 
 def test_regions_are_judged_by_the_measure_of_a_job():

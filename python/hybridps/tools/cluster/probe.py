@@ -1,6 +1,7 @@
 """Plain sockets between two cards: round trips, rates, clocks, the path's MTU."""
 
 import contextlib
+import hmac
 import socket
 import statistics
 import struct
@@ -14,6 +15,8 @@ FRAME = 1 << 20
 CONNECT_SECONDS = 2.0
 UDP_SECONDS = 0.15
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never cut up, and do not believe what was learned
+SECRET_SECONDS = 5.0  # for all of it
+STRANGERS_MAX = 32  # connections at a time that have not yet shown the secret: each has a thread
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
 
 
@@ -77,6 +80,7 @@ class Listener:
     def __init__(self, address: str, secret: bytes):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._secret = secret
+        self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
         self._tcp = socket.create_server((address, 0), family=family, backlog=64)
         self.port: int = self._tcp.getsockname()[1]
         self._udp = socket.socket(family, socket.SOCK_DGRAM)
@@ -91,23 +95,24 @@ class Listener:
                 connection, _ = self._tcp.accept()
             except OSError:
                 return
+            self._strangers.acquire()  # the next ones wait in the kernel's queue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _echo(self) -> None:
         while True:
             try:
                 data, sender = self._udp.recvfrom(1 << 16)
-                if data[:16] == self._secret:
+                if hmac.compare_digest(data[:16], self._secret):
                     self._udp.sendto(data[16:24], sender)
             except OSError:
                 return
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
+            if not self._knows_secret(connection):
+                return
             connection.settimeout(30)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if _receive(connection, 16) != self._secret:
-                return
             while True:
                 order = connection.recv(1)
                 if order == b"P":
@@ -119,6 +124,18 @@ class Listener:
                     _pour(connection, min(struct.unpack("!d", _receive(connection, 8))[0], 10))
                 else:
                     return
+
+    def _knows_secret(self, connection: socket.socket) -> bool:
+        until, shown = time.monotonic() + SECRET_SECONDS, b""
+        try:
+            while len(shown) < 16:
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                shown += (part := connection.recv(16 - len(shown)))
+                if not part:
+                    break
+            return hmac.compare_digest(shown, self._secret)
+        finally:
+            self._strangers.release()
 
     def close(self) -> None:
         for one in (self._tcp, self._udp):

@@ -162,6 +162,16 @@ class Shard final : public LoopClient, core::Pinned {
                                                " ranks that push to it, one of each node, and " +
                                                std::to_string(served) + " of " + std::to_string(all.size()) +
                                                " are served already; start it with more --memory");
+    auto codecs = codecs_of(roster);
+    if (!codecs.is_ok()) return codecs.status();
+    // Larger chunks than a slot holds never arrive, and the group would wait for them for ever.
+    const std::uint64_t room = std::max(record_.chunk_bytes, record_.chunk_bytes_max);
+    const std::uint64_t needs =
+        std::max<std::uint64_t>(request.chunks.usual, codecs.value() != nullptr ? request.chunks.coded : 0);
+    if (needs > room)
+      return Status(Code::kInvalidArgument, "it has room for chunks of " + std::to_string(room) +
+                                                " bytes, and those of the group may have " + std::to_string(needs) +
+                                                "; start it with the same HYBRIDPS_CHUNK_BYTES as the ranks");
     std::vector<schedule::Member> members;
     const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
       members.push_back({member.engine, where});
@@ -173,8 +183,7 @@ class Shard final : public LoopClient, core::Pinned {
     for (const auto& server : roster.servers) add(server, "a dedicated server on " + server.host_name);
     group.members = schedule::Members(std::move(members));
     group.chunks = request.chunks;
-    auto codecs = codecs_of(roster);
-    if (!codecs.is_ok()) return codecs.status();
+    group.chunks.room = static_cast<std::uint32_t>(std::min<std::uint64_t>(room, request.chunks.room));  // of plans
     group.codecs = codecs.value();
     group.may_pack = packing_of(roster);
     group.packs_from = packs_from_;

@@ -192,6 +192,29 @@ TEST_CASE("engine/server_host: a later attempt to open a group takes the place o
   CHECK(Scene::wait_for([&] { return scene.count("closed group 'group 1'") == 1; }));
 }
 
+TEST_CASE("engine/server_host: a group whose chunks fit no slot is refused", "[engine]") {
+  Scene scene;
+  ServerRequest request = scene.open(1);
+  const auto& server = request.roster->servers.front();
+  const auto room = static_cast<std::uint32_t>(std::max(server.chunk_bytes, server.chunk_bytes_max));
+  request.chunks.usual = room + 1;
+  const core::Status refused = scene.ask(request);
+  CHECK(refused.code() == core::Code::kInvalidArgument);
+  INFO(refused.message());
+  CHECK(std::string(refused.message()).find("those of the group may have " + std::to_string(room + 1)) !=
+        std::string::npos);
+  // What plans may choose, and the coded chunks of a group without a codec, are of no account until they are used.
+  request.chunks = {room, std::uint64_t{room} + 1, room + 1};
+  CHECK(scene.ask(request).is_ok());
+  CHECK(scene.soon(1));
+  ServerRequest coded = scene.open(2);
+  for (auto& member : coded.roster->members) member.compress = "fp16";
+  coded.chunks.coded = std::uint64_t{room} + 1;
+  CHECK(scene.ask(coded).code() == core::Code::kInvalidArgument);
+  coded.chunks.coded = room;
+  CHECK(scene.ask(coded).is_ok());
+}
+
 TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes nothing new", "[engine]") {
   Scene scene;
   const ServerRequest first = scene.open(1);

@@ -100,12 +100,21 @@ def test_an_exchange_between_two_sites_has_its_figures():
     assert "an exchange: 751.7 ms; a ring (gloo) takes 1052.5 ms" in text
     assert "pace: the trunk (card 421.0 ms, trunk 701.7 ms, round trip 50.0 ms)" in text
     assert "HYBRIDPS_REGION: not needed" in text
-    # Codecs have no levels: two nodes' 16 MiB, a half or 34/128 of them, and the way.
-    assert "HYBRIDPS_COMPRESS=bf16 (bytes / 2, no levels; changes results): an exchange of 751.7 ms, no gain" in text
-    assert "an exchange of 422.8 ms, 1.78 times as fast" in text
+    # A half crosses the trunk: 350.9 ms. A card carries 16 MiB as they are, and a quarter of them for the trunk.
+    assert "HYBRIDPS_COMPRESS=bf16 (the trunk's bytes / 2; changes results): an exchange of 400.8 ms, 1.88 times" in text
+    # 34/128 cross the trunk. A card carries 16 MiB as they are, and half of these 34/128: 317.9 ms.
+    assert "an exchange of 367.9 ms, 2.04 times as fast" in text
     # 1453.4 ms at once: of 73 steps of 200 ms less than a tenth. A step took 951.7 ms.
     assert "LocalSteps, every=73 " in text and "a step of 219.9 ms, 4.33 times" in text
     assert "TCP buffers" not in text and "loss" not in text
+
+
+def test_a_codec_may_be_better_without_levels():
+    # Two nodes' 34/128 of 16 MiB at 0.5 Gbit/s are 149.1 ms, and a card's 1.13 times 16 MiB 317.9 ms.
+    text = advised("2@0.5,2@0.5")
+    assert "HYBRIDPS_COMPRESS=int8:scope=nodes (bytes / 3.76, no levels; changes results): an exchange of 199.1 ms" in text
+    assert "trunk 149.1 ms" in advised("2@0.5,2@0.5", compress="int8:scope=nodes")
+    assert "trunk 74.6 ms" in advised("2@0.5,2@0.5", compress="int8")
 
 
 def test_what_sets_the_pace_is_told_apart():
@@ -129,9 +138,11 @@ def test_rates_of_unequal_uplinks_are_to_be_declared():
 
 
 def test_a_codec_that_the_run_has_is_counted():
-    text = advised("4@0.2,4@0.2", compress="int8:block=64")
+    text = advised("4@0.2,4@0.2", compress="int8:scope=nodes")
     assert "an exchange: 795.5 ms" in text  # 4 x 701.7 x 34/128, and the way
     assert "HYBRIDPS_COMPRESS=exact" in text and "an exchange of 751.7 ms, 1.06 times" in text and "bf16" not in text
+    # A card carries 1.5 times 16 MiB as they are, and a quarter of 34/128 of them.
+    assert "an exchange: 489.6 ms" in advised("4@0.2,4@0.2", compress="int8")
 
 
 def test_socket_buffers_and_loss_are_told_where_a_connection_does_not_carry_its_part():

@@ -33,7 +33,8 @@ constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
     "expected exact (lossless), off, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, "
     "with commas between: auto=0|1, and unless exact "
-    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, for topk and randomk k=PART, for dithering "
+    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, scope=regions|nodes, for topk and randomk k=PART, for "
+    "dithering "
     "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
 
 core::Status wrong(std::string_view text, std::string_view why) {
@@ -94,6 +95,9 @@ core::Result<Spec> parse_spec(std::string_view text) {
     } else if (key == "when") {
       fine = value == "backward" || value == "always";
       spec.always = value == "always";
+    } else if (key == "scope") {
+      fine = value == "regions" || value == "nodes";
+      spec.scope = value == "nodes" ? CodecScope::kNodes : CodecScope::kRegions;
     } else if (key == "auto") {
       fine = flag(spec.decides);
     } else if (key == "k" && sparse) {
@@ -130,6 +134,7 @@ std::string text_of(const Spec& spec) {
     if (!spec.natural) out << ",levels=" << spec.levels;
   }
   if (spec.momentum > 0.0) out << ",momentum=" << spec.momentum;
+  if (spec.scope == CodecScope::kNodes) out << ",scope=nodes";
   out << ",when=" << (spec.always ? "always" : "backward") << ",auto=" << spec.decides;
   return out.str();
 }

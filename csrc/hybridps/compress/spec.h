@@ -14,6 +14,11 @@
 namespace hybridps::compress {
 
 enum class CodecKind : std::uint8_t { kNone, kExact, kBf16, kFp16, kInt8, kInt4, kOneBit, kTopK, kRandomK, kDithering };
+/// Where data is encoded, if nodes are in regions and a sum has levels (schedule/plan.h).
+enum class CodecScope : std::uint8_t {
+  kRegions,  // between regions: each region's sum
+  kNodes     // between nodes: each node's contribution; sums then have no levels
+};
 
 struct Spec {
   CodecKind kind = CodecKind::kNone;
@@ -24,7 +29,8 @@ struct Spec {
   std::uint32_t warm_up = 0;  // steps in bf16 before the codec
   double momentum = 0.0;      // Nesterov's momentum on the contributions; 0: none
   bool always = false;        // also codes sums outside of a backward pass
-  bool decides = true;        // measure whether the codec pays; false: always used, whatever it costs
+  CodecScope scope = CodecScope::kRegions;
+  bool decides = true;  // measure whether the codec pays; false: always used, whatever it costs
 
   explicit operator bool() const noexcept { return kind != CodecKind::kNone; }
   /// Whether sums get other bits: all codecs but `exact` (exact.h).

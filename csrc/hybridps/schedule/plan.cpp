@@ -36,7 +36,7 @@ std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
 // Whether each region makes the whole sum for its own ranks. Contributions then cross the network between regions, and
 // results do not: one way instead of two. Between two regions it is as many bytes, between more of them more.
 bool exchanges(const Request& request, const Topology& topology) {
-  if (!request.may_have_levels || topology.regions() == 1) return false;
+  if (!request.may_have_levels || request.is_coded || topology.regions() == 1) return false;
   return std::max(request.total_bytes, kExchangeBytesLeast) * static_cast<std::uint64_t>(topology.regions() - 1) <=
          kExchangeBytesMax;
 }

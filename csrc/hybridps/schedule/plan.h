@@ -109,6 +109,7 @@ struct Request {
   Scope scope = Scope::kRanks;
   /// Whether spans may have levels: not where a contribution may be something else than elements to be summed.
   bool may_have_levels = false;
+  bool is_coded = false;  // contributions between nodes, or sums between regions, are encoded
   /// Only Scope::kNodes. allreduce, reduce and broadcast: bytes of each rail's part, rails() entries with sum
   /// total_bytes. A rank's input and output are the parts of its own rails, one after the other. In a reduce_scatter
   /// the input, and in an all_gather the output, holds the pieces of the ranks for which the rank acts (all_gather:

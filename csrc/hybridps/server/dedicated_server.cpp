@@ -218,7 +218,7 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
   schedule::Request request;  // of the members' plan
   request.kind = signature.kind;
   request.total_bytes = signature.total_bytes;
-  request.may_have_levels = signature.coding == wire::Coding::kPlain && !core::is_outer(signature.op);
+  request.may_have_levels = may_have_levels(signature, group.info.codecs.get(), topology);
   const bool levels = schedule::has_levels(request, topology, {opening.chunk_bytes, group.info.tiny_bytes});
   if (topology.regions() > 1) opening.parts = topology.parts_of(topology.rank(), levels);
   opening.priority = priority;

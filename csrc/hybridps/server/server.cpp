@@ -20,6 +20,13 @@ std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::
   return compress::chunk_bytes(*codec, core::size_of(dtype), bytes, std::max<std::uint64_t>(sizes.coded, bytes));
 }
 
+bool may_have_levels(const wire::Signature& signature, const compress::Codecs* codecs,
+                     const schedule::Topology& topology) noexcept {
+  if (core::is_outer(signature.op)) return false;
+  return signature.coding == wire::Coding::kPlain ||
+         (codecs != nullptr && codecs->spec().scope == compress::CodecScope::kRegions && topology.servers() == 0);
+}
+
 Server::Server(flow::Outbox& outbox, Listener& listener, std::uint32_t grant_chunks, std::uint64_t grant_bytes)
     : outbox_(outbox),
       listener_(listener),
@@ -86,6 +93,10 @@ bool Server::open(const SpanKey& key, const Opening& opening) {
     for (const std::vector<std::uint32_t>& part : opening.parts)
       for (const std::uint32_t node : part) span.takes[node] = 1;
     span.needed = static_cast<std::uint32_t>(std::count(span.takes.begin(), span.takes.end(), 1));
+  }
+  if (opening.plain_part >= 0) {
+    span.plain.assign(opening.nodes, 0);
+    for (const std::uint32_t node : opening.parts[static_cast<std::size_t>(opening.plain_part)]) span.plain[node] = 1;
   }
   if (!fits(span)) {
     span.opened = false;  // contributions may still come before the operation fails: they must not complete a chunk
@@ -184,30 +195,56 @@ std::size_t Server::bytes_of(const SpanState& span, std::uint32_t index) const n
   return begin >= o.bytes ? 0 : static_cast<std::size_t>(std::min<std::uint64_t>(o.chunk_bytes, o.bytes - begin));
 }
 
+namespace {
+
+/// The nodes have premultiplied already: the owner makes a plain sum.
+core::ReduceOp sums_by(core::ReduceOp op) noexcept {
+  return op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : core::combined_by(op);
+}
+
+}  // namespace
+
+reduce::Input Server::input_of(const SpanState& span, const Chunk& chunk, std::uint32_t node) {
+  if (node == span.opening.own_node) return reduce::Input{chunk.local};
+  const flow::Delivery& payload = chunk.payloads[node];
+  const reduce::Format* const packed = payload.format();
+  return reduce::Input{payload.data(), 1.0, packed != nullptr ? packed : codec_of(span, node)};
+}
+
+void Server::sum_plain_part(const SpanKey& key, std::uint32_t index, std::byte* out) const {
+  const SpanState& span = *spans_.at(key);
+  const Opening& o = span.opening;
+  std::vector<reduce::Input> inputs;
+  for (const std::uint32_t node : o.parts[static_cast<std::size_t>(o.plain_part)])
+    inputs.push_back(input_of(span, span.chunks.at(index), node));
+  reduce::combine(inputs, out, bytes_of(span, index) / core::size_of(o.signature.dtype), o.signature.dtype,
+                  sums_by(o.signature.op), {});
+}
+
+void Server::replace_plain_part(const SpanKey& key, std::uint32_t index, const std::byte* data) {
+  spans_.at(key)->chunks.at(index).plain_part = data;
+}
+
 void Server::combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out) {
   const Opening& o = span.opening;
-  const auto input_of = [&](std::uint32_t node) {
-    if (node == o.own_node) return reduce::Input{chunk.local};
-    const flow::Delivery& payload = chunk.payloads[node];
-    const reduce::Format* const packed = payload.format();
-    return reduce::Input{payload.data(), 1.0, packed != nullptr ? packed : o.codec};
-  };
-  // The nodes have premultiplied already: the owner makes a plain sum.
-  const core::ReduceOp op =
-      o.signature.op == core::ReduceOp::kPremulSum ? core::ReduceOp::kSum : core::combined_by(o.signature.op);
+  const core::ReduceOp op = sums_by(o.signature.op);
   const std::size_t elements = bytes / core::size_of(o.signature.dtype);
   std::vector<reduce::Input> inputs;
   inputs.reserve(o.nodes);
   if (o.parts.empty()) {
-    for (std::uint32_t node = 0; node < o.nodes; ++node) inputs.push_back(input_of(node));
+    for (std::uint32_t node = 0; node < o.nodes; ++node) inputs.push_back(input_of(span, chunk, node));
   } else if (o.parts.size() == 1) {
-    for (const std::uint32_t node : o.parts.front()) inputs.push_back(input_of(node));
+    for (const std::uint32_t node : o.parts.front()) inputs.push_back(input_of(span, chunk, node));
   }
   // The sum of each part has the bits that a gateway would have sent.
   std::vector<std::unique_ptr<std::byte[]>> sums;
   for (std::size_t i = 0; o.parts.size() > 1 && i < o.parts.size(); ++i) {
+    if (chunk.plain_part != nullptr && static_cast<int>(i) == o.plain_part) {
+      inputs.push_back(reduce::Input{chunk.plain_part});
+      continue;
+    }
     std::vector<reduce::Input> of_part;
-    for (const std::uint32_t node : o.parts[i]) of_part.push_back(input_of(node));
+    for (const std::uint32_t node : o.parts[i]) of_part.push_back(input_of(span, chunk, node));
     if (of_part.size() > 1) {
       sums.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
       reduce::combine(of_part, sums.back().get(), elements, o.signature.dtype, op, {});
@@ -274,9 +311,10 @@ void Server::finish_if_complete(SpanState& span, std::uint32_t index) {
     const flow::Delivery& payload = chunk.payloads[node];
     const std::size_t came = payload.bytes();
     const bool is_packed = payload.format() != nullptr;
-    const bool fits = o.codec == nullptr || bytes == 0
+    const compress::Codec* const codec = codec_of(span, node);
+    const bool fits = codec == nullptr || bytes == 0
                           ? came == bytes && (!is_packed || payload.dtype() == o.signature.dtype)
-                          : !is_packed && o.codec->fits(payload.data(), came, bytes);
+                          : !is_packed && codec->fits(payload.data(), came, bytes);
     if (!fits) {
       listener_.on_bad_message(span.key.operation, "a contribution of " + std::to_string(came) +
                                                        " bytes where the plan has " + std::to_string(bytes));

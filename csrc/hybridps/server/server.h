@@ -27,6 +27,7 @@
 #include "hybridps/flow/grants.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/reduce/sum.h"
+#include "hybridps/schedule/topology.h"
 #include "hybridps/schedule/tuning.h"
 #include "hybridps/wire/message.h"
 
@@ -84,6 +85,8 @@ struct Opening {
   std::int8_t priority = 0;                // priority of the span's grants
   const compress::Codec* codec = nullptr;  // codec of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
+  /// The part of `parts` that has the own node, if contributions inside that part are not encoded; -1: all are.
+  int plain_part = -1;
   /// The nodes that contribute, and the order of sums: first inside each part, then over the parts. Empty: all nodes,
   /// in order.
   std::vector<std::vector<std::uint32_t>> parts{};
@@ -94,6 +97,11 @@ struct Opening {
 /// Chunk size, in bytes of elements, with which members and servers cut a span under the plan version with `tuning`.
 std::uint32_t chunk_bytes_of(const schedule::ChunkSizes& sizes, const schedule::Tuning& tuning,
                              const compress::Codec* codec, core::DType dtype) noexcept;
+
+/// schedule::Request::may_have_levels of a call with this signature: the same answer on all members and servers.
+/// Encoded sums have none where dedicated servers are: an heir sums without levels, and would get other bits.
+bool may_have_levels(const wire::Signature& signature, const compress::Codecs* codecs,
+                     const schedule::Topology& topology) noexcept;
 
 class Server : core::Pinned {
  public:
@@ -115,6 +123,10 @@ class Server : core::Pinned {
   const std::byte* own_contribution(const SpanKey& key, std::uint32_t chunk) const;
   /// Replaces the own node's contribution, for a codec that has changed the values.
   void replace_own(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
+  /// Opening::plain_part: writes the chunk's sum over that part to `out`, which may be the own node's contribution.
+  void sum_plain_part(const SpanKey& key, std::uint32_t chunk, std::byte* out) const;
+  /// Replaces that sum, for a codec that has changed the values. `data` stays valid until sum_into().
+  void replace_plain_part(const SpanKey& key, std::uint32_t chunk, const std::byte* data);
   /// Call once, after on_complete(). Writes the chunk's sum to `out`, which may be the own node's contribution. Gives
   /// back the memory of the other contributions.
   void sum_into(const SpanKey& key, std::uint32_t chunk, std::byte* out);
@@ -142,6 +154,7 @@ class Server : core::Pinned {
     std::vector<std::uint8_t> present;
     std::uint32_t count = 0;
     const std::byte* local = nullptr;
+    const std::byte* plain_part = nullptr;  // of replace_plain_part()
     bool granted = false;
   };
   struct Node {
@@ -165,6 +178,7 @@ class Server : core::Pinned {
     bool opened = false;
     bool wanted = false;              // a node waits for grants
     std::vector<std::uint8_t> takes;  // by node: whether the node contributes; empty: all do
+    std::vector<std::uint8_t> plain;  // by node: whether its contribution is not encoded; empty: as Opening::codec says
     std::uint32_t needed = 0;         // contributions per chunk, once opened
     std::uint32_t seen = 0;
     std::uint32_t finished = 0;
@@ -183,6 +197,11 @@ class Server : core::Pinned {
   }
   void see(SpanState& span, std::uint32_t node, core::EngineId engine, int rank);
   void finish_if_complete(SpanState& span, std::uint32_t chunk);
+  /// The codec of the node's contributions.
+  static const compress::Codec* codec_of(const SpanState& span, std::uint32_t node) noexcept {
+    return node < span.plain.size() && span.plain[node] != 0 ? nullptr : span.opening.codec;
+  }
+  static reduce::Input input_of(const SpanState& span, const Chunk& chunk, std::uint32_t node);
   static void combine(const SpanState& span, const Chunk& chunk, std::size_t bytes, std::byte* out);
   std::size_t bytes_of(const SpanState& span, std::uint32_t chunk) const noexcept;
   void want_grants(SpanState& span);

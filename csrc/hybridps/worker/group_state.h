@@ -41,10 +41,12 @@ namespace hybridps::worker {
 /// Thread-safe.
 class CodedOrJoined : core::Pinned {
  public:
-  bool may_code() noexcept { return claim(kCoded); }
+  bool may_code() noexcept { return !needs_elements_ && claim(kCoded); }
   bool may_join() noexcept { return claim(kJoined); }
   /// The group starts. No server has joined, and no memory was coded.
   void forget() noexcept { claimed_ = kNeither; }
+  /// No memory may be coded: encoded sums have levels, so nodes of a region send elements.
+  void need_elements() noexcept { needs_elements_ = true; }
 
  private:
   enum Claim : int { kNeither, kCoded, kJoined };
@@ -53,6 +55,7 @@ class CodedOrJoined : core::Pinned {
     return claimed_.compare_exchange_strong(found, what) || found == what;
   }
   std::atomic<int> claimed_{kNeither};
+  std::atomic<bool> needs_elements_{false};
 };
 
 struct GroupInfo {

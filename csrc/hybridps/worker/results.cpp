@@ -18,7 +18,8 @@ Results::Results(const SpanView& span, ResultMemory& memory)
   const int me = span.me();
   const int my_node = topology.my_node();
   const auto open = [&](int rank, wire::Stage stage) {
-    const bool goes_apart = net_ && stage == wire::Stage::kResult;
+    const bool goes_apart =
+        net_ && stage == wire::Stage::kResult && (span.codec() == nullptr || span.codec_to(rank) != nullptr);
     server::ResultStreams& streams = goes_apart ? net_->streams() : streams_;
     auto stream = span.open_stream(&streams, rank, stage, 0);
     if (!goes_apart) stream->may_pack = flow::MayPack::kNever;
@@ -145,7 +146,7 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 1, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
   const bool is_coded = data.chunk.stage == wire::Stage::kResult && data.chunk.attempt == 0;
-  const compress::Codec* const codec = is_coded ? span_.codec() : nullptr;
+  const compress::Codec* const codec = is_coded ? span_.codec_to(span_.parent()) : nullptr;
   if (payload.format() == nullptr && (codec == nullptr || bytes == 0)) {
     span_.run.output.write(at, bytes, payload.data());
     return true;

@@ -71,6 +71,16 @@ const compress::Codec* SpanView::codec() const noexcept {
   return plan.source == schedule::kAll && leaves_node ? run.codec : nullptr;
 }
 
+const compress::Codec* SpanView::codec_to(int rank) const noexcept {
+  const bool is_inside = plan.levels && topology().region_of_owner(rank) == topology().region_of(topology().my_node());
+  return is_inside ? nullptr : codec();
+}
+
+std::uint32_t SpanView::own_speaker() const noexcept {
+  const int node = topology().my_node();
+  return static_cast<std::uint32_t>(plan.levels ? topology().nodes() + topology().region_of(node) : node) + 1;
+}
+
 std::size_t SpanView::encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker,
                              std::byte* out) const {
   const core::TimePoint began = core::Clock::now();

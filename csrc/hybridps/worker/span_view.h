@@ -68,8 +68,11 @@ struct SpanView {
   core::Reader slot_reader(bool is_local) const noexcept;
   /// The codec for data between nodes; null: none.
   const compress::Codec* codec() const noexcept;
-  /// compress::ChunkOrigin::speaker of this node's contributions.
-  std::uint32_t own_speaker() const noexcept { return static_cast<std::uint32_t>(topology().my_node()) + 1; }
+  /// The codec for data between this rank and `rank`, an owner or an agent; null: none. Where sums have levels nothing
+  /// is encoded inside a region.
+  const compress::Codec* codec_to(int rank) const noexcept;
+  /// compress::ChunkOrigin::speaker of this node's contributions, or of its region's sums where the span has levels.
+  std::uint32_t own_speaker() const noexcept;
   /// Encodes `values`, the elements of the chunk, and updates the CodecCounts. Returns the encoded size. `speaker`: as
   /// in compress::ChunkOrigin. `out`: room for the codec's bytes_max().
   std::size_t encode(std::uint32_t chunk, const std::byte* values, std::uint32_t speaker, std::byte* out) const;

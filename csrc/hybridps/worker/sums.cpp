@@ -89,10 +89,11 @@ bool OwnerSum::start(const std::vector<std::uint8_t>* only) {
     opening.parts.emplace_back(nodes.begin(), nodes.end());
   } else if (topology.regions() > 1) {
     opening.parts = topology.parts_of(span_.plan.owner, span_.plan.levels);
+    if (span_.plan.levels && span_.codec() != nullptr) opening.plain_part = topology.region_of(topology.my_node());
   }
   opening.own_rank = span_.me();
   opening.owner = &span_.run;
-  opening.codec = span_.codec();
+  opening.codec = span_.is_gateway() ? nullptr : span_.codec();
   opening.priority = operation.priority;
   if (only != nullptr)
     for (const std::uint8_t is_wanted : *only) opening.done.push_back(is_wanted != 0 ? 0 : 1);
@@ -120,17 +121,10 @@ void OwnerSum::on_complete(std::uint32_t chunk) {
     return;
   }
   std::byte* const out = bytes > 0 ? place(chunk) : nullptr;
-  if (span_.codec() == nullptr || bytes == 0) {
+  if (span_.codec() == nullptr || span_.is_gateway() || bytes == 0) {
     server.sum_into(span_.key(), chunk, out);
   } else {
-    // The own contribution is encoded and decoded like those of other nodes: else the sum's bits would depend on who
-    // owns the span. Not in contribute(): then a large tensor would be encoded as a whole before anything is sent.
-    if (coded_.erase(chunk) == 0) {
-      std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
-      span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
-      span_.expand(wire, bytes, out);
-      server.replace_own(span_.key(), chunk, out);
-    }
+    if (coded_.erase(chunk) == 0) code_own(chunk, out);
     const core::TimePoint began = core::Clock::now();
     server.sum_into(span_.key(), chunk, out);
     span_.decoded_since(began);
@@ -163,6 +157,22 @@ void OwnerSum::complete_coded(std::uint32_t chunk) {
   span_.encode(chunk, sum, /*speaker=*/0, coded);
 }
 
+void OwnerSum::code_own(std::uint32_t chunk, std::byte* out) {
+  server::Server& server = span_.worker.server();
+  const std::size_t bytes = span_.bytes_of(chunk);
+  std::byte* const wire = span_.worker.scratch(span_.codec()->bytes_max(bytes));
+  if (!span_.plan.levels) {
+    span_.encode(chunk, server.own_contribution(span_.key(), chunk), span_.own_speaker(), wire);
+    span_.expand(wire, bytes, out);
+    server.replace_own(span_.key(), chunk, out);
+  } else {
+    server.sum_plain_part(span_.key(), chunk, out);
+    span_.encode(chunk, out, span_.own_speaker(), wire);
+    span_.expand(wire, bytes, out);
+    server.replace_plain_part(span_.key(), chunk, out);
+  }
+}
+
 void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes) {
   const Operation& operation = span_.run.operation;
   const outer::Step step{operation.op, operation.rate, operation.momentum};
@@ -177,7 +187,7 @@ void OwnerSum::take_step(std::uint32_t chunk, std::byte* sum, std::size_t bytes)
 
 // --- RegionPush ------------------------------------------------------------------------------------------------------
 
-RegionPush::RegionPush(const SpanView& span, const ResultMemory& memory)
+RegionPush::RegionPush(const SpanView& span, ResultMemory& memory)
     : span_(span),
       memory_(memory),
       stream_(span.open_stream(this, span.plan.owner, wire::Stage::kPush,
@@ -187,9 +197,24 @@ RegionPush::~RegionPush() { span_.worker.outbox().cancel(*stream_); }
 
 void RegionPush::offer(std::uint32_t chunk) { span_.worker.outbox().offer(*stream_, chunk); }
 
+std::size_t RegionPush::wire_bytes_max(std::size_t bytes) const noexcept {
+  const compress::Codec* const codec = span_.codec();
+  return codec == nullptr ? bytes : codec->bytes_max(bytes);
+}
+
 flow::Payload RegionPush::payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) {
-  transport::Buffer buffer = span_.worker.outbox().pool().allocate(bytes);
+  transport::Buffer buffer = span_.worker.outbox().pool().allocate(wire_bytes_max(bytes));
   if (!buffer) return {};
+  if (span_.codec() != nullptr && bytes > 0) {
+    const std::byte* sum = memory_.contiguous(chunk);
+    if (sum == nullptr) {
+      std::byte* const copy = span_.worker.scratch(bytes);
+      memory_.read(chunk, copy);
+      sum = copy;
+    }
+    bytes = span_.encode(chunk, sum, span_.own_speaker(), buffer.data());
+    return {std::move(buffer), bytes};
+  }
   if (span_.worker.outbox().packs(stream, bytes)) return memory_.pack(stream, chunk, std::move(buffer));
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 0, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
@@ -357,7 +382,7 @@ void NodeSum::drop(std::uint32_t chunk) {
 }
 
 std::size_t NodeSum::wire_bytes_max(std::size_t bytes) const noexcept {
-  const compress::Codec* const codec = span_.codec();
+  const compress::Codec* const codec = span_.codec_to(span_.parent());
   return codec == nullptr ? bytes : codec->bytes_max(bytes);
 }
 
@@ -377,7 +402,7 @@ flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::s
     std::copy(coded->second.begin(), coded->second.end(), buffer.data());
   } else if (span_.run.operation.coded) {
     bytes = span_.copy_coded(chunk, buffer.data());
-  } else if (span_.codec() != nullptr) {
+  } else if (span_.codec_to(span_.parent()) != nullptr) {
     bytes = span_.encode(chunk, contribution(chunk), span_.own_speaker(), buffer.data());
     const compress::Spec& spec = span_.run.group.info.codecs->spec();
     if (span_.topology().is_dedicated(stream.id.span) && (spec.feedback || spec.momentum > 0))
@@ -386,6 +411,7 @@ flow::Payload NodeSum::payload(flow::Stream& stream, std::uint32_t chunk, std::s
     return span_.pack(stream, contribution(chunk), chunk, std::move(buffer));
   } else {
     combine(chunk, buffer.data());
+    span_.accelerate(chunk, buffer.data());
   }
   return {std::move(buffer), bytes};
 }

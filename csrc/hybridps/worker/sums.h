@@ -58,6 +58,9 @@ class OwnerSum : core::Pinned {
   void set_coded(std::uint32_t chunk) { coded_.insert(chunk); }
 
  private:
+  /// Encodes and decodes what the own side brings to an encoded sum, like what others bring: else the sum's bits would
+  /// depend on the owner. Not in contribute(): then a large tensor would be encoded as a whole before anything is sent.
+  void code_own(std::uint32_t chunk, std::byte* out);
   /// on_complete() for coded memory: reads the own contribution there, and writes the encoded sum there.
   void complete_coded(std::uint32_t chunk);
   /// Turns the chunk's sum into the outer step's result for all ranks (outer/state.h).
@@ -72,19 +75,20 @@ class OwnerSum : core::Pinned {
 
 class RegionPush final : public flow::Source, core::Pinned {
  public:
-  RegionPush(const SpanView& span, const ResultMemory& memory);
+  RegionPush(const SpanView& span, ResultMemory& memory);
   ~RegionPush() override;
   flow::Stream& stream() noexcept { return *stream_; }
   /// The region's sum of the chunk is in the result's memory. It stays there until the chunk's result comes.
   void offer(std::uint32_t chunk);
 
+  std::size_t wire_bytes_max(std::size_t bytes) const noexcept override;
   flow::Payload payload(flow::Stream& stream, std::uint32_t chunk, std::size_t bytes) override;
   void on_sent(flow::Stream& stream, std::uint32_t chunk) override;
   void on_permitted(flow::Stream& stream, std::uint32_t chunk) override;
 
  private:
   const SpanView& span_;
-  const ResultMemory& memory_;
+  ResultMemory& memory_;
   const std::unique_ptr<flow::Stream> stream_;
 };
 

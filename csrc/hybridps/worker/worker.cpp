@@ -210,6 +210,8 @@ core::Status Worker::check_coded(const OperationRun& run) const {
     why = "ranks of a node add elements";
   else if (topology.nodes() < 2)
     why = "its results do not leave the node";
+  else if (topology.regions() > 1 && info.codecs->spec().scope == compress::CodecScope::kRegions)
+    why = "ranks of a region add elements";
   else if (topology.servers() > 0)
     why = "failover from a dedicated server needs elements";
   if (why != nullptr) return core::Status(core::Code::kInvalidArgument, std::string("the memory is coded, but ") + why);
@@ -280,7 +282,6 @@ void Worker::start(OperationRun& run) {
   request.input_bytes = o.input_bytes;
   request.output_bytes = o.output_bytes;
   request.scope = o.scope;
-  request.may_have_levels = o.coding == wire::Coding::kPlain && !core::is_outer(o.op);
   request.rail_bytes = o.rail_bytes;
   if (o.kind == schedule::Kind::kGather || o.kind == schedule::Kind::kScatter) {
     const auto me = static_cast<std::size_t>(group.info.topology.rank());
@@ -309,16 +310,18 @@ void Worker::start(OperationRun& run) {
     const std::size_t element_bytes = core::size_of(o.dtype);
     run.seed = seed_of(group.info.name, run.sequence);
     request.granule_bytes = std::max<std::uint64_t>(64, run.codec->block_elements() * element_bytes);
+    request.is_coded = true;
     ++codec_counts_.operations;
   }
+  const schedule::Topology& topology = version != nullptr ? version->topology : group.info.topology;
+  request.may_have_levels = server::may_have_levels(run.signature, group.info.codecs.get(), topology);
   const std::uint32_t chunk_bytes = server::chunk_bytes_of(
       group.info.tuning.chunks, version != nullptr ? version->tuning : schedule::Tuning(), run.codec, o.dtype);
   // Plain outer operations (loads and reads of state) are cut like compressed steps: both use the same state.
   if (core::is_outer(o.op) && group.info.codecs != nullptr)
     if (const compress::Codec* codec = group.info.codecs->of(/*warming_up=*/false, o.dtype))
       request.granule_bytes = std::max<std::uint64_t>(64, codec->block_elements() * core::size_of(o.dtype));
-  launch(run, schedule::make_plan(request, version != nullptr ? version->topology : group.info.topology,
-                                  group.info.limits(chunk_bytes)));
+  launch(run, schedule::make_plan(request, topology, group.info.limits(chunk_bytes)));
   if (run.is_done || !run.started) return;
   for (auto messages = group.early.take(run.sequence); auto& [message, payload] : messages) {
     if (run.is_done) break;

@@ -2,8 +2,9 @@
 
 An exchange is one allreduce of all gradients (bounds.exchange_seconds): the slower of card and trunk, and a round trip. A
 ring, which is gloo's allreduce, is taken at its best (bounds.ring_time), its ranks in the order of regions. What takes the
-direct way, without levels, loads the trunk once for each node of a region: lossy codecs, the exchanges of LocalSteps, and
-all of a job whose regions are not declared and too near to be found.
+direct way, without levels, loads the trunk once for each node of a region: lossy codecs with scope=nodes, the exchanges of
+LocalSteps, and all of a job whose regions are not declared and too near to be found. With levels a codec makes only what
+crosses a trunk smaller.
     TCP buffers   half of a socket buffer is window: a connection carries at most that in a round trip
     loss          a congestion control that takes loss for a full queue carries MSS / trip * 1.22 / sqrt(loss) at most
                   (Mathis et al., "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm", 1997)
@@ -42,6 +43,14 @@ class Cluster:
         """`declared`: HYBRIDPS_REGION=NAME@GBPS says the rates."""
         cards = [self.card] * sum(self.nodes)
         return bounds.exchange_seconds(size, self.region_of, cards, self.uplinks, self.round_trip_s, levels, declared)
+
+    def encoded(self, size: float, factor: float, levels: bool) -> dict[str, float]:
+        """exchange() with a codec that makes bytes `factor` times fewer."""
+        parts = self.exchange(size / factor, levels)
+        if levels:
+            crosses = 2 * (len(self.nodes) - 1) * size / sum(self.nodes)  # bytes of a node, each way
+            parts["card"] = self.exchange(size, levels)["card"] - crosses * (1 - 1 / factor) / self.card
+        return parts
 
     def connection(self, levels: bool) -> float:
         """Goodput that each connection between the two best regions needs: with levels a node talks to one of the other
@@ -95,8 +104,8 @@ def report(cluster: Cluster, size: float, compute_s: float = 0.0, compress: str 
     where they are not known; `compress`: the run's."""
     codec = CODECS.get(compress.split(":")[0], 1.0)
     found = cluster.round_trip_s > FOUND_S
-    has_levels = found and codec == 1
-    parts = cluster.exchange(size / codec, has_levels)
+    has_levels = found and (codec == 1 or "scope=nodes" not in compress)
+    parts = cluster.encoded(size, codec, has_levels)
     now, plain = seconds_of(parts), seconds_of(cluster.exchange(size, levels=False))
     ring = bounds.ring_time(size, [cluster.card] * sum(cluster.nodes), cluster.uplinks, cluster.round_trip_s)
     pace = max(parts, key=lambda what: parts[what])
@@ -121,8 +130,13 @@ def report(cluster: Cluster, size: float, compute_s: float = 0.0, compress: str 
         what = "HYBRIDPS_REGION=NAME@GBPS (a job takes uplinks for equal else)"
         told(what, seconds_of(cluster.exchange(size, levels=True, declared=True)))
     for name, factor in CODECS.items() if codec == 1 else ():
-        what = f"HYBRIDPS_COMPRESS={name} (bytes / {factor:.3g}, no levels; changes results)"
-        told(what, seconds_of(cluster.exchange(size / factor, levels=False)))
+        direct = seconds_of(cluster.encoded(size, factor, levels=False))
+        between = seconds_of(cluster.encoded(size, factor, levels=True)) if found else math.inf
+        if between <= direct:
+            told(f"HYBRIDPS_COMPRESS={name} (the trunk's bytes / {factor:.3g}; changes results)", between)
+        else:
+            scope = ":scope=nodes" if found else ""
+            told(f"HYBRIDPS_COMPRESS={name}{scope} (bytes / {factor:.3g}, no levels; changes results)", direct)
     if compute_s > 0:
         every = max(1, math.ceil(plain / (LOCAL_PART * compute_s)))
         what = f"LocalSteps, every={every} (less than {LOCAL_PART:.0%} of a step; no levels; another optimizer)"

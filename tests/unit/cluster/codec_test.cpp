@@ -1,10 +1,12 @@
 // What a chunk is on the wire may differ from what it is in memory: an identity that pads every chunk, and counts.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
+#include "tests/support/recorder.h"
 
 namespace {
 
@@ -12,6 +14,7 @@ using namespace hybridps;
 using schedule::Kind;
 using test::Cluster;
 using test::ClusterOptions;
+using Bytes = std::vector<std::byte>;
 
 /// Elements behind a mark, and as many bytes more as its count of chunks says: it has state.
 class Padding final : public compress::Codec {
@@ -378,6 +381,143 @@ TEST_CASE("cluster/codec: bits depend neither on who owns what nor on chunks", "
   }
 }
 
+namespace {
+
+struct Regions {
+  std::vector<int> node_of;
+  std::vector<int> region_of;
+};
+const std::vector<Regions> kRegions = {
+    {{0, 1}, {0, 1}},
+    {{0, 1, 2, 3}, {0, 0, 1, 1}},
+    {{0, 1, 2}, {0, 1, 1}},
+    {{0, 0, 1, 1, 2, 3, 3}, {1, 0, 0, 1}},
+    {{0, 1, 2, 3, 4, 5}, {0, 1, 1, 2, 0, 2}},
+};
+
+ClusterOptions options_of(const Regions& regions, std::vector<double> weights = {}) {
+  ClusterOptions options;
+  options.region_of = regions.region_of;
+  options.weights = std::move(weights);
+  options.tiny_bytes = 0;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("cluster/codec: between regions each region's sum is encoded once, and the total once", "[cluster][fast]") {
+  for (const std::string spec : {"bf16", "int8", "int4:ef=0", "onebit:ef=0", "topk:k=0.1,ef=0"})
+    for (const Regions& regions : kRegions) {
+      INFO(spec << ", " << regions.node_of.size() << " ranks, " << regions.region_of.size() << " nodes");
+      const std::size_t count = 9000;
+      Training training({regions.node_of, {}}, spec, count, 8192, options_of(regions));
+      const std::vector<float> result = training.step(0);
+      const compress::Codecs codecs(compress::parse_spec(spec).value());
+      const compress::Codec& codec = *codecs.of(false, core::DType::kFloat32);
+      const auto coded = [&](std::vector<float> values) {
+        compress::ChunkOrigin place;
+        Bytes wire(codec.bytes_max(4 * count));
+        codec.encode(reinterpret_cast<const std::byte*>(values.data()), 4 * count, place, wire.data());
+        codec.expand(wire.data(), 0, count, reinterpret_cast<std::byte*>(values.data()));
+        return values;
+      };
+      const auto add = [&](std::vector<float>& sum, const std::vector<float>& part) {
+        if (sum.empty()) sum.assign(count, -0.0F);
+        for (std::size_t i = 0; i < count; ++i) sum[i] += part[i];
+      };
+      const int regions_count = *std::max_element(regions.region_of.begin(), regions.region_of.end()) + 1;
+      std::vector<float> total;
+      for (int region = 0; region < regions_count; ++region) {
+        std::vector<float> of_region;
+        for (int node = 0; node < static_cast<int>(regions.region_of.size()); ++node) {
+          if (regions.region_of[static_cast<std::size_t>(node)] != region) continue;
+          std::vector<float> of_node;
+          for (int rank = 0; rank < static_cast<int>(regions.node_of.size()); ++rank) {
+            if (regions.node_of[static_cast<std::size_t>(rank)] != node) continue;
+            std::vector<float> mine(count);
+            for (std::size_t i = 0; i < count; ++i) mine[i] = i / 512 % 5 == 4 ? 0.0F : Training::gradient(rank, 0, i);
+            add(of_node, mine);
+          }
+          add(of_region, of_node);
+        }
+        add(total, coded(of_region));
+      }
+      const std::vector<float> expected = coded(total);
+      for (std::size_t i = 0; i < count; ++i) REQUIRE(result[i] == expected[i]);
+    }
+}
+
+TEST_CASE("cluster/codec: between regions, bits depend neither on who owns what nor on chunks", "[cluster][fast]") {
+  for (const std::string spec :
+       {"int8", "int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "dithering", "bf16", "int8:momentum=0.9"})
+    for (const Regions& regions : kRegions) {
+      std::vector<float> expected;
+      for (const std::size_t chunk : {std::size_t{8192}, std::size_t{32768}})
+        for (const bool uneven : {false, true}) {
+          INFO(spec << ", " << regions.node_of.size() << " ranks, chunks " << chunk << (uneven ? ", uneven" : ""));
+          std::vector<double> weights;
+          for (std::size_t node = 0; uneven && node < regions.region_of.size(); ++node)
+            weights.push_back(static_cast<double>((node + 1) % 3));
+          Training training({regions.node_of, {}}, spec, 20000, chunk, options_of(regions, weights));
+          for (int step = 0; step < 3; ++step) training.step(step);
+          const std::vector<float> result = training.step(3);
+          if (expected.empty()) expected = result;
+          REQUIRE(std::memcmp(result.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+        }
+    }
+}
+
+TEST_CASE("cluster/codec: between regions, what was applied and what is left out are the sum of all gradients",
+          "[cluster][fast]") {
+  for (const std::string spec : {"int4", "onebit", "topk:k=0.02", "randomk:k=0.05", "int8:ef=1"})
+    for (const Regions& regions : kRegions) {
+      INFO(spec << ", " << regions.node_of.size() << " ranks");
+      Training training({regions.node_of, {}}, spec, 6000, 8192, options_of(regions));
+      for (int step = 0; step < 12; ++step) training.step(step);
+      CHECK(training.apart() < 1e-5);
+    }
+}
+
+TEST_CASE("cluster/codec: between regions a tensor crosses encoded, and inside as it is", "[cluster][fast]") {
+  for (const std::string scope : {"regions", "nodes"})
+    for (const Regions& regions : kRegions) {
+      INFO("scope " << scope << ", " << regions.node_of.size() << " ranks");
+      const auto region_of = [&regions](int rank) {
+        return regions.region_of[static_cast<std::size_t>(regions.node_of[static_cast<std::size_t>(rank)])];
+      };
+      std::uint64_t across = 0;
+      std::uint64_t plain_inside = 0;
+      ClusterOptions options = options_of(regions);
+      options.wrap = [&](std::unique_ptr<transport::Transport> inner,
+                         int rank) -> std::unique_ptr<transport::Transport> {
+        const auto seen = [&, rank](const wire::Message& message, core::EngineId peer) {
+          const auto* data = message.as<wire::Data>();
+          const int to = static_cast<int>(peer.value - 1000);
+          if (data == nullptr || (data->chunk.stage != wire::Stage::kPush && data->chunk.stage != wire::Stage::kResult))
+            return;
+          if (region_of(rank) != region_of(to))
+            across += message.payload_bytes;
+          else if (regions.node_of[static_cast<std::size_t>(rank)] != regions.node_of[static_cast<std::size_t>(to)])
+            plain_inside += message.payload_bytes;
+        };
+        return std::make_unique<test::Recorder>(std::move(inner), seen);
+      };
+      const std::uint64_t count = 1 << 16;
+      Training training({regions.node_of, {}}, "int8:scope=" + scope, count, 8192, options);
+      training.step(0);
+      const std::uint64_t coded = count / 32 * 34;
+      const auto nodes = regions.region_of.size();
+      const auto many =
+          static_cast<std::uint64_t>(*std::max_element(regions.region_of.begin(), regions.region_of.end()));
+      if (scope == "regions") {
+        CHECK(across == 2 * coded * many);  // to the other regions' owners, and back
+        CHECK(plain_inside == 2 * 4 * count * (nodes - many - 1));
+      } else {
+        CHECK(across + plain_inside == 2 * coded * (nodes - 1));
+      }
+    }
+}
+
 TEST_CASE("cluster/codec: settings that take turns change no bit, whatever is remembered between operations",
           "[cluster][fast]") {
   for (const std::string spec :
@@ -444,11 +584,11 @@ TEST_CASE(
 
 namespace {
 
-using Bytes = std::vector<std::byte>;
-
 struct CodedJob {
-  CodedJob(const Layout& layout, const std::string& spec) : codecs(compress::parse_spec(spec).value()) {
+  CodedJob(const Layout& layout, const std::string& spec, std::vector<int> region_of = {})
+      : codecs(compress::parse_spec(spec).value()) {
     ClusterOptions options;
+    options.region_of = std::move(region_of);
     options.node_of = layout.node_of;
     options.servers = layout.servers;
     options.chunk_bytes = 1024;
@@ -568,4 +708,5 @@ TEST_CASE("cluster/codec: memory that cannot be coded is refused, and why", "[cl
   CHECK(says(CodedJob({{0, 0, 1}, {}}, "int8").refusal(as_it_is), "ranks of a node add elements"));
   CHECK(says(CodedJob({{0}, {1}}, "int8").refusal(as_it_is), "its results do not leave the node"));
   CHECK(says(CodedJob({{0, 1, 2}, {1}}, "int8").refusal(as_it_is), "a dedicated server"));
+  CHECK(says(CodedJob({{0, 1}, {}}, "int8", {0, 1}).refusal(as_it_is), "ranks of a region add elements"));
 }

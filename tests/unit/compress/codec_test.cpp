@@ -415,10 +415,30 @@ TEST_CASE("compress/spec: what is asked for is understood, or refused with what 
   CHECK_FALSE(compress::parse_spec("none").value());
   CHECK(compress::parse_spec("int4").value().feedback);
   CHECK_FALSE(compress::parse_spec("int4:ef=0").value().feedback);
-  for (const std::string bad :
-       {"int9", "int8:", "int8:ef=2", "int8:k=0.1", "topk:k=0", "topk:k=0.5", "topk:k=-1", "topk:k=nan", "topk:k",
-        "onebit:levels=7", "dithering:levels=5", "none:ef=1", "dithering:kind=natural,levels=127", "int8:momentum=1",
-        "int8:when=never", "int8,ef=1", "int8:warmup=-1", "INT8"}) {
+  CHECK(compress::parse_spec("int4").value() == compress::parse_spec("int4:scope=regions").value());
+  const auto between_nodes = compress::parse_spec("int4:scope=nodes").value();
+  CHECK_FALSE(between_nodes == compress::parse_spec("int4").value());
+  CHECK(compress::parse_spec(compress::text_of(between_nodes)).value() == between_nodes);
+  for (const std::string bad : {"int9",
+                                "int8:",
+                                "int8:ef=2",
+                                "int8:k=0.1",
+                                "topk:k=0",
+                                "topk:k=0.5",
+                                "topk:k=-1",
+                                "topk:k=nan",
+                                "topk:k",
+                                "onebit:levels=7",
+                                "dithering:levels=5",
+                                "none:ef=1",
+                                "dithering:kind=natural,levels=127",
+                                "int8:momentum=1",
+                                "int8:when=never",
+                                "int8:scope=racks",
+                                "exact:scope=nodes",
+                                "int8,ef=1",
+                                "int8:warmup=-1",
+                                "INT8"}) {
     INFO(bad);
     const auto spec = compress::parse_spec(bad);
     REQUIRE_FALSE(spec.is_ok());

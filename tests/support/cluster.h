@@ -1,6 +1,7 @@
 // tests/support/cluster.h: several engines' runtimes in one thread, over loopback transports, driven in a seeded order.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -184,6 +185,13 @@ class Cluster {
   std::uint64_t control_connections(int rank) const {
     return controls_[static_cast<std::size_t>(rank)]->stats().endpoints_open;
   }
+  /// That this rank has sent, of any kind, over all its transports.
+  std::uint64_t messages_sent(int rank) const {
+    std::uint64_t sent = 0;
+    for (const transport::Transport* transport : transports_[static_cast<std::size_t>(rank)])
+      if (transport != nullptr) sent += transport->stats().tx_messages;
+    return sent;
+  }
   /// As if the process had got SIGSTOP, and SIGCONT.
   void stop(int rank) { stopped_.insert(static_cast<std::size_t>(rank)); }
   void go_on(int rank) { stopped_.erase(static_cast<std::size_t>(rank)); }
@@ -227,6 +235,7 @@ class Cluster {
       t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
       t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
     }
+    transports_.push_back({t.data.get(), t.control.get(), t.shm.get()});
     data_addresses_.push_back(t.data->address());
     shm_addresses_.push_back(t.shm->address());
     control_addresses_.push_back(t.control ? t.control->address() : std::vector<std::byte>());
@@ -258,6 +267,7 @@ class Cluster {
   std::vector<std::vector<std::byte>> shm_addresses_;
   std::vector<std::vector<std::byte>> control_addresses_;
   std::vector<transport::Transport*> controls_;
+  std::vector<std::array<transport::Transport*, 3>> transports_;
   std::vector<std::unique_ptr<engine::Runtime>> runtimes_;
   std::set<std::size_t> stopped_;
   std::uint64_t groups_ = 0;

@@ -25,6 +25,7 @@
 #include "hybridps/schedule/plan.h"
 #include "hybridps/schedule/stores.h"
 #include "hybridps/server/server.h"
+#include "hybridps/worker/census.h"
 #include "hybridps/worker/failover.h"
 #include "hybridps/worker/newcomers.h"
 #include "hybridps/worker/operation.h"
@@ -172,6 +173,8 @@ struct GroupState : core::Pinned {
       : info(std::move(i)),
         servers(info.topology.size(), info.topology.servers()),
         has_locals(info.topology.ranks_of(info.topology.my_node()).size() > 1),
+        known(static_cast<std::size_t>(info.topology.size())),
+        census(info.topology),
         residuals(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         owed(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
         momenta(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{info.residual_bytes_max, 0})),
@@ -207,14 +210,9 @@ struct GroupState : core::Pinned {
   std::set<std::uint64_t> reserved;  // issued, and not submitted yet
   std::set<std::uint64_t> barriers;  // barriers that wait for earlier operations
   std::vector<std::uint64_t> heard;  // by member: 1 + the highest collective for which the member sent a message
-  /// A rank's answers to probes, for any operation.
-  struct Known {
-    std::uint64_t submitted = 0;  // collectives that the rank has issued in this group
-    std::uint64_t finished = 0;
-    wire::Signature last;  // the oldest operation under way on the rank; if there is none, the last finished operation
-    core::TimePoint at;    // time of the last answer
-  };
-  std::vector<Known> known;   // by rank
+  std::vector<RankWord> known;       // by rank: from answers to probes, for any operation
+  Census census;
+  std::size_t owners_asked = 0;
   core::TimePoint asked_at;   // time of the last probe
   core::TimePoint warned_at;  // time of the last warning
   EarlyMessages early;

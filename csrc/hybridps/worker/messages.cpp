@@ -45,9 +45,9 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
   } else if (const auto* verdict = message.as<wire::Verdict>()) {
     on_verdict(group, from, *verdict, payload);
   } else if (const auto* probe = message.as<wire::Probe>()) {
-    on_probe(group, from, *probe);
+    on_probe(group, from, *probe, payload);
   } else if (const auto* reply = message.as<wire::ProbeReply>()) {
-    on_probe_reply(group, from, *reply);
+    on_probe_reply(group, from, *reply, payload);
   } else if (const wire::ChunkId* chunk = message.chunk()) {
     if (works) on_chunk(group, message, *chunk, std::move(payload));
   } else if (message.as<wire::Failover>() != nullptr) {

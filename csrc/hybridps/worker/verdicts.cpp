@@ -13,7 +13,6 @@ namespace {
 // An operation that is not done after this time sends probes to the other ranks. The answers show mismatches and
 // missing ranks. An operation that finishes sooner sends no probe.
 constexpr auto kProbeAfter = std::chrono::milliseconds(250);
-constexpr auto kAnswerWithin = std::chrono::milliseconds(100);
 constexpr auto kProbeAgainAfter = std::chrono::seconds(5);
 // The texts of a timeout and of a warning need fresh answers. Another probe goes out this long before a deadline.
 constexpr auto kAskBeforeDeadline = std::chrono::milliseconds(300);
@@ -26,6 +25,8 @@ constexpr std::string_view kIsGone = " is gone: ";
 
 // The most ranks described in full in one message.
 constexpr std::size_t kDescribedMax = 3;
+// In a large group a probe goes to this many owners of what is awaited, besides the ranks that are always asked.
+constexpr std::size_t kOwnersAskedMax = 4;
 
 std::string seconds_text(core::Duration duration) { return core::format_seconds(core::to_seconds(duration)); }
 
@@ -243,12 +244,63 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
 }
 
 void Worker::probe(OperationRun& run, core::TimePoint now) {
-  run.probed_at = run.group.asked_at = now;
+  GroupState& group = run.group;
+  run.probed_at = group.asked_at = now;
+  group.census.begin(run.sequence, now);
+  const std::string told = told_of_all(group);
+  std::vector<int> asked = group.census.asked();
+  if (group.census.is_partial()) add_owners(run, asked);
+  for (const int rank : asked)
+    host_.send_control(group.info.members.engine(rank), group.message(wire::Probe{run.sequence, run.signature}), told);
   // Dedicated servers issue no operations, so they get no probe. A server that owes a result gets a ping.
-  tell_members(run.group, wire::Probe{run.sequence, run.signature}, {}, /*servers=*/false);
   for (const auto& span : run.spans)
-    if (run.group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
-      host_.send_control(run.group.info.members.engine(span->plan().owner), {{}, 0, wire::Ping{}}, {});
+    if (group.info.topology.is_dedicated(span->plan().owner) && span->waits_for_owner())
+      host_.send_control(group.info.members.engine(span->plan().owner), {{}, 0, wire::Ping{}}, {});
+}
+
+// Owners that this rank has a connection to, as the agent of its node. Each time others, if there are many.
+void Worker::add_owners(const OperationRun& run, std::vector<int>& asked) {
+  GroupState& group = run.group;
+  const schedule::Topology& topology = group.info.topology;
+  const std::size_t most = asked.size() + kOwnersAskedMax;
+  for (std::size_t i = 0; i < run.spans.size() && asked.size() < most; ++i) {
+    SpanRun& span = *run.spans[group.owners_asked++ % run.spans.size()];
+    const int owner = span.plan().owner;
+    if (!topology.is_dedicated(owner) && topology.agent(topology.my_node(), owner) == topology.rank() &&
+        owner != topology.rank() && span.waits_for_owner() &&
+        std::find(asked.begin(), asked.end(), owner) == asked.end())
+      asked.push_back(owner);
+  }
+}
+
+std::string Worker::told_of_all(GroupState& group) {
+  if (!group.census.is_partial()) return {};
+  RankWord& mine = group.known[static_cast<std::size_t>(group.info.topology.rank())];
+  mine.is_known = true;
+  mine.submitted = group.submitted;
+  mine.finished = group.over.floor();
+  return group.census.told(group.known, group.info.tuning.chunks.room);
+}
+
+void Worker::learn(GroupState& group, const flow::Delivery& told) {
+  if (!group.census.is_partial() || told.bytes() == 0) return;
+  const std::string_view text(reinterpret_cast<const char*>(told.data()), told.bytes());
+  if (!group.census.learn(text, group.known, core::Clock::now()) || group.running.empty()) return;
+  OperationRun& oldest = *group.running.begin()->second;
+  for (int rank = 0; rank < group.info.topology.size(); ++rank)
+    if (group.known[static_cast<std::size_t>(rank)].is_known && !has_issued(group, rank, oldest.sequence))
+      oldest.blamed = rank;
+}
+
+void Worker::tell_news(GroupState& group, core::TimePoint now) {
+  group.census.on_told(now);
+  if (!group.status.is_ok()) return;
+  const std::string told = told_of_all(group);
+  const wire::ProbeReply word = own_word(group);
+  for (const int rank : group.census.asked())
+    host_.send_control(group.info.members.engine(rank), group.message(word), told);
+  for (const int rank : group.census.askers())
+    host_.send_if_connected(group.info.members.engine(rank), group.message(word), told);
 }
 
 bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs) {
@@ -259,7 +311,8 @@ bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequenc
   return true;
 }
 
-void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe) {
+void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe, const flow::Delivery& told) {
+  learn(group, told);
   const server::RankCall theirs{static_cast<int>(from.sender_rank), probe.signature};
   if (contradicts_finished(group, probe.sequence, theirs)) return;
   if (const auto found = group.running.find(probe.sequence);
@@ -267,21 +320,26 @@ void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Pro
     mismatch(*found->second, theirs);
     return;
   }
-  wire::ProbeReply reply{group.submitted, group.over.floor(), {}};
-  if (!group.running.empty())
-    reply.last = group.running.begin()->second->signature;
-  else if (!group.signatures_over.empty() && reply.finished > 0)
-    reply.last = group.signatures_over[(reply.finished - 1) % GroupState::kSignaturesKept].second;
-  host_.send_control(from.source, group.message(reply), {});
+  host_.send_control(from.source, group.message(own_word(group)), told_of_all(group));
 }
 
-void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply) {
+wire::ProbeReply Worker::own_word(const GroupState& group) {
+  wire::ProbeReply word{group.submitted, group.over.floor(), {}};
+  if (!group.running.empty())
+    word.last = group.running.begin()->second->signature;
+  else if (!group.signatures_over.empty() && word.finished > 0)
+    word.last = group.signatures_over[(word.finished - 1) % GroupState::kSignaturesKept].second;
+  return word;
+}
+
+void Worker::on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply,
+                            const flow::Delivery& told) {
   if (from.sender_rank >= group.known.size()) return;
-  GroupState::Known& known = group.known[from.sender_rank];
+  learn(group, told);
+  RankWord& known = group.known[from.sender_rank];
   known.at = core::Clock::now();
   if (reply.issued < known.submitted || reply.finished < known.finished) return;  // a later answer came first
-  known.submitted = reply.issued;
-  known.finished = reply.finished;
+  group.census.learn(static_cast<int>(from.sender_rank), reply.issued, reply.finished, known);
   known.last = reply.last;
   if (group.running.empty()) return;
   OperationRun& oldest = *group.running.begin()->second;
@@ -304,7 +362,7 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
   }
   if (group.asked_at <= run.submitted_at) return ranks;
   // Only ranks that have not submitted the operation are the cause. Slow or waiting ranks are not.
-  const bool time_is_up = core::Clock::now() - group.asked_at >= kAnswerWithin;
+  const bool time_is_up = core::Clock::now() - group.asked_at >= group.census.answers_within();
   for (int rank = 0; rank < group.info.topology.size(); ++rank) {
     const bool has_answered = group.known[static_cast<std::size_t>(rank)].at >= group.asked_at;
     if (!has_issued(group, rank, run.sequence) && (has_answered || time_is_up)) ranks.push_back(rank);
@@ -323,16 +381,24 @@ std::vector<int> Worker::missing_ranks(const OperationRun& run) const {
 std::string Worker::last_known(const GroupState& group, int rank) const {
   std::string text = group.info.member_text(rank);
   if (group.info.topology.is_dedicated(rank)) return text;
-  const GroupState::Known& known = group.known[static_cast<std::size_t>(rank)];
-  if (known.at == core::TimePoint{}) {
+  const RankWord& known = group.known[static_cast<std::size_t>(rank)];
+  if (!known.is_known) {
     const std::uint64_t heard = group.heard[static_cast<std::size_t>(rank)];
     return text + (heard > 0 ? " was last heard in seq " + std::to_string(heard - 1) : " was not heard yet");
   }
   if (known.submitted == 0) return text + " has not issued an operation of this group";
-  if (known.finished >= known.submitted)
-    return text + " was last seen finishing seq " + std::to_string(known.submitted - 1) + ", " +
-           wire::describe(known.last);
-  return text + " is in seq " + std::to_string(known.finished) + ", " + wire::describe(known.last);
+  const bool is_between = known.finished >= known.submitted;
+  const std::uint64_t sequence = is_between ? known.submitted - 1 : known.finished;
+  text += (is_between ? " was last seen finishing seq " : " is in seq ") + std::to_string(sequence);
+  // Of a rank that others have told of: all ranks issue the same operations.
+  std::optional<wire::Signature> last = known.last;
+  if (const auto found = group.running.find(sequence); !last && found != group.running.end())
+    last = found->second->signature;
+  if (!last && !group.signatures_over.empty())
+    if (const auto& [over, signature] = group.signatures_over[sequence % GroupState::kSignaturesKept];
+        over == sequence && group.over.contains(sequence))
+      last = signature;
+  return last ? text + ", " + wire::describe(*last) : text;
 }
 
 // The operation's progress, as far as this rank knows.
@@ -348,7 +414,7 @@ std::string Worker::standing(const OperationRun& run) const {
     std::vector<int> waiting;
     std::vector<int> behind;  // ranks in an earlier operation
     for (int rank = 0; rank < group.info.topology.size(); ++rank) {
-      const GroupState::Known& known = group.known[static_cast<std::size_t>(rank)];
+      const RankWord& known = group.known[static_cast<std::size_t>(rank)];
       if (!has_issued(group, rank, run.sequence) || known.finished > run.sequence) continue;
       waiting.push_back(rank);
       if (known.at >= group.asked_at && known.finished < run.sequence) behind.push_back(rank);
@@ -413,10 +479,10 @@ void Worker::watch(GroupState& group, core::TimePoint now, std::set<core::GroupU
       now - std::max(run.warned_at, group.warned_at) < core::from_seconds(options_.warn_seconds))
     return;
   if (now - group.asked_at > kAnswersAge) probe(run, now);
-  for (const GroupState::Known& known : group.known) {
-    const bool answered = known.at >= group.asked_at || &known - group.known.data() == group.info.topology.rank();
-    if (!answered && now - group.asked_at < kWarningWaits) return;
-  }
+  for (const int rank : group.census.asked())
+    if (group.known[static_cast<std::size_t>(rank)].at < group.asked_at && now - group.asked_at < kWarningWaits) return;
+  if (now - group.asked_at < (group.census.is_partial() ? group.census.answers_within() : core::Duration::zero()))
+    return;
   run.warned_at = group.warned_at = now;
   core::log_warn(describe(run), " is not done after ", seconds_text(now - run.submitted_at), standing(run));
 }

@@ -97,7 +97,6 @@ GroupState& Worker::open_group(GroupInfo info) {
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->newcomers = std::make_unique<Newcomers>(*this, *state);
   state->heard.assign(state->info.members.size(), 0);
-  state->known.resize(static_cast<std::size_t>(state->info.topology.size()));
   return *(groups_[uid] = std::move(state));
 }
 
@@ -544,6 +543,7 @@ std::size_t Worker::tick(core::TimePoint now) {
   for (const auto& [uid, group] : groups_) {
     if (!group->barriers.empty()) start_barriers(*group);
     work += group->plans->tick(now) + group->lost_servers->tick(now) + group->newcomers->tick(now);
+    if (group->census.must_tell(now)) tell_news(*group, now);
   }
   work += settle();  // before deadlines: an operation that is done does not time out
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
@@ -574,7 +574,8 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
   for (const auto& [uid, group] : groups_)
-    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due(), group->newcomers->next_due()});
+    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due(), group->newcomers->next_due(),
+                    group->census.next_due()});
   return due;
 }
 

@@ -254,8 +254,16 @@ class Worker final : public server::Listener, core::Pinned {
   static core::Status of_this_rank(const GroupState& group, const wire::From& from, const wire::Verdict& verdict,
                                    const core::Status& status);
   void probe(OperationRun& run, core::TimePoint now);
-  void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe);
-  static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply);
+  void on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe, const flow::Delivery& told);
+  static void on_probe_reply(GroupState& group, const wire::From& from, const wire::ProbeReply& reply,
+                             const flow::Delivery& told);
+  static void add_owners(const OperationRun& run, std::vector<int>& asked);
+  /// What this rank has done, and in a large group what it knows of the others.
+  static wire::ProbeReply own_word(const GroupState& group);
+  static std::string told_of_all(GroupState& group);
+  static void learn(GroupState& group, const flow::Delivery& told);
+  /// Tells the neighbours in a large group what this rank has learned.
+  void tell_news(GroupState& group, core::TimePoint now);
   void count(const OperationRun& run, const core::Status& status);
   void trace(const OperationRun& run, observe::EventType type, bool failed);
   bool contradicts_finished(const GroupState& group, std::uint64_t sequence, const server::RankCall& theirs);

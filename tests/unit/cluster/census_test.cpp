@@ -1,0 +1,125 @@
+// Who is missing in a group of many nodes, and how many messages and connections it takes to find out.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/clock.h"
+#include "tests/support/cluster.h"
+
+namespace {
+
+using namespace hybridps;
+using test::Cluster;
+using test::ClusterOptions;
+using test::MovableClock;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+/// Of all of operation 1. It has connections for data to all nodes.
+constexpr int kOwner = 1;
+
+/// An all-reduce on all ranks but the missing ones. Time passes only while nothing is under way.
+struct Waiting {
+  Waiting(int nodes, int each, std::vector<int> who) : cluster(options_of(nodes, each)), missing(std::move(who)) {
+    uid = cluster.open_group();
+    outcomes.resize(index(cluster.size()));
+  }
+  ~Waiting() {
+    for (int rank = 0; rank < cluster.size(); ++rank)
+      if (cluster.is_alive(rank)) cluster.at(rank).close_group(uid);
+  }
+  static ClusterOptions options_of(int nodes, int each) {
+    ClusterOptions options;
+    for (int rank = 0; rank < nodes * each; ++rank) options.node_of.push_back(rank / each);
+    options.control = true;
+    options.heartbeat_seconds = options.dead_seconds = 1e6;
+    options.warn_seconds = 0;
+    return options;
+  }
+  bool is_missing(int rank) const { return std::find(missing.begin(), missing.end(), rank) != missing.end(); }
+  void submit(int rank, std::uint64_t sequence, std::chrono::milliseconds timeout, std::size_t elements) {
+    worker::Operation o;
+    o.kind = schedule::Kind::kAllReduce;
+    o.dtype = core::DType::kInt32;
+    o.op = core::ReduceOp::kSum;
+    o.timeout = timeout;
+    data[index(rank)].assign(elements, 1);
+    o.output = {worker::Piece{reinterpret_cast<std::byte*>(data[index(rank)].data()), 4 * elements}};
+    outcomes[index(rank)].reset();
+    cluster.submit(uid, rank, o, sequence,
+                   [this, rank](const worker::Outcome& outcome) { outcomes[index(rank)] = outcome.status; });
+  }
+  void pass(std::chrono::milliseconds time) {
+    constexpr auto kStep = std::chrono::milliseconds(10);
+    for (auto passed = std::chrono::milliseconds(0); passed < time; passed += kStep) {
+      clock.pass(kStep);
+      cluster.run_until([] { return false; }, /*idle_rounds_max=*/8);
+    }
+  }
+
+  MovableClock clock;
+  Cluster cluster;
+  std::vector<int> missing;
+  core::GroupUid uid;
+  std::vector<std::vector<std::int32_t>> data = std::vector<std::vector<std::int32_t>>(index(cluster.size()));
+  std::vector<std::optional<core::Status>> outcomes;
+};
+
+}  // namespace
+
+TEST_CASE("cluster/census: every rank of many nodes names who is missing, and asks few", "[cluster][slow]") {
+  struct Case {
+    int nodes;
+    int each;
+    std::vector<int> missing;
+    bool stopped;
+  };
+  const std::vector<Case> cases = {
+      {32, 4, {77}, false}, {32, 4, {5, 6, 77}, true}, {48, 1, {47}, false}, {33, 2, {0, 1, 2, 3}, true}};
+  for (const Case& c : cases) {
+    Waiting job(c.nodes, c.each, c.missing);
+    const int size = c.nodes * c.each;
+    CAPTURE(c.nodes, c.each, c.stopped);
+    for (int rank = 0; rank < size; ++rank) job.submit(rank, 0, {}, 1);
+    REQUIRE(job.cluster.run_until([&] {
+      return std::all_of(job.outcomes.begin(), job.outcomes.end(), [](const auto& one) { return one.has_value(); });
+    }));
+    job.pass(std::chrono::milliseconds(300));  // to open what heartbeats need
+    for (int rank = 0; rank < size; ++rank)
+      if (!job.is_missing(rank))
+        job.submit(rank, 1, std::chrono::milliseconds(2000), 1);
+      else if (c.stopped)
+        job.cluster.stop(rank);
+    job.pass(std::chrono::milliseconds(200));
+    std::vector<std::uint64_t> sent;
+    std::vector<std::uint64_t> connections;
+    for (int rank = 0; rank < size; ++rank) {
+      sent.push_back(job.cluster.messages_sent(rank));
+      connections.push_back(job.cluster.control_connections(rank));
+    }
+    job.pass(std::chrono::milliseconds(800));
+    const int steps = std::bit_width(static_cast<unsigned>(c.nodes - 1));
+    for (int rank = 0; rank < size; ++rank) {
+      CAPTURE(rank);
+      CHECK(job.cluster.messages_sent(rank) - sent[index(rank)] <= (rank == kOwner ? 80U : 56U));
+      if (rank != kOwner)
+        CHECK(job.cluster.control_connections(rank) - connections[index(rank)] <= 2 * static_cast<unsigned>(steps));
+    }
+    job.pass(std::chrono::milliseconds(1200));
+    for (int rank = 0; rank < size; ++rank) {
+      if (job.is_missing(rank)) continue;
+      REQUIRE(job.outcomes[index(rank)].has_value());
+      const std::string text(job.outcomes[index(rank)]->message());
+      INFO(text);
+      const std::string first =
+          "rank " + std::to_string(c.missing.front()) + " (host" + std::to_string(c.missing.front()) + ") was last ";
+      CHECK(text.find("missing " + core::format_ranks(c.missing) + ": ") != std::string::npos);
+      if (!c.stopped)
+        CHECK(text.find(first + "seen finishing seq 0, allreduce sum of int32[1], 4 bytes") != std::string::npos);
+    }
+  }
+}

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,7 +24,9 @@ namespace hybridps::transport {
 namespace {
 
 /// Connections accepted in one go, before any other work.
-constexpr std::size_t kAcceptsMax = 64;
+constexpr std::size_t kAcceptsMax = 16;
+/// Connections that have not greeted do not get the process's last descriptors: these are for members.
+constexpr rlim_t kKeptBack = 32;
 /// After a loss, the first retry is immediate. Later pauses start at kRedialPause and double.
 constexpr core::Duration kRedialPause = core::from_seconds(0.01);
 constexpr core::Duration kRedialPauseMax = core::from_seconds(0.5);
@@ -346,7 +349,19 @@ void TcpTransportImpl::accept_again() {
   accepts_ = ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
 }
 
+/// The greeting may have arrived already. If not, a peer comes again.
+void TcpTransportImpl::drop_greeting(TcpLink& link) {
+  (void)read(link);
+  if (link.state == TcpLink::LinkState::kGreeting) refuse(link);
+}
+
 std::size_t TcpTransportImpl::accept_all() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = RLIM_INFINITY;
+  // The kernel gives the lowest number that is free.
+  const auto is_kept_back = [&](const TcpLink& link) {
+    return static_cast<rlim_t>(link.socket.get()) + kKeptBack >= limit.rlim_cur;
+  };
   std::size_t accepted = 0;
   while (accepted < kAcceptsMax) {
     auto link = std::make_unique<TcpLink>();
@@ -362,10 +377,15 @@ std::size_t TcpTransportImpl::accept_all() {
     if (!link->socket) {
       if (error == EINTR || error == ECONNABORTED) continue;
       if (error == EAGAIN || error == EWOULDBLOCK) return accepted;
+      ++accepted;
+      if (is_lack(error) && !greeting_.empty()) {
+        drop_greeting(*greeting_.front());
+        continue;
+      }
       static core::LogRate rate(core::from_seconds(60));
       if (rate.permit()) core::log_warn(socket_error(name_ + ": cannot take a connection", error).message());
       if (!is_lack(error) || !turn_away()) stop_accepting();
-      return accepted + 1;
+      return accepted;
     }
     ++accepted;
     set_options(link->socket.get());
@@ -375,11 +395,14 @@ std::size_t TcpTransportImpl::accept_all() {
     if (!watch(*link, /*write=*/false, /*added=*/false).is_ok()) continue;
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
-    if (greeting_.size() <= greetings_max_) continue;
-    // The greeting of the oldest may have arrived already. If not, a peer comes again.
-    TcpLink& oldest = *greeting_.front();
-    (void)read(oldest);
-    if (oldest.state == TcpLink::LinkState::kGreeting) refuse(oldest);
+    if (greeting_.size() > greetings_max_) {
+      drop_greeting(*greeting_.front());
+    } else if (greeting_.size() > 1 && is_kept_back(*greeting_.back())) {
+      // One at most stays there: the place of one that goes elsewhere is filled next.
+      const auto other =
+          std::find_if(greeting_.begin(), greeting_.end() - 1, [&](const TcpLink* one) { return is_kept_back(*one); });
+      drop_greeting(other != greeting_.end() - 1 ? **other : *greeting_.front());
+    }
   }
   return accepted;
 }
@@ -458,8 +481,7 @@ void TcpTransportImpl::refuse(TcpLink& link, bool reset) {
   close(link, core::Status(core::Code::kClosed, "it did not greet as a peer does"), reset);
 }
 
-void TcpTransportImpl::expire_greetings() {
-  const core::TimePoint now = core::Clock::now();
+void TcpTransportImpl::expire_greetings(core::TimePoint now) {
   while (!greeting_.empty() && greeting_.front()->greeting_due.has_passed(now)) refuse(*greeting_.front());
 }
 

@@ -253,10 +253,11 @@ std::size_t TcpTransportImpl::progress() {
     else
       did += on_event(*static_cast<TcpLink*>(event.data.ptr), event.events);
   }
-  if (!accepts_ || !waiting_.empty()) {
+  if (!accepts_ || !waiting_.empty() || !greeting_.empty()) {
     const core::TimePoint now = core::Clock::now();
     if (!accepts_ && now >= accepts_again_) accept_again();
     did += look_at_waiting(now);
+    expire_greetings(now);
   }
   // Answers to small messages go at once. Answers to large messages wait for the next progress(), because the engine
   // may add more. Credit and the next chunk to the same peer are then one packet instead of two.
@@ -271,7 +272,7 @@ std::size_t TcpTransportImpl::progress() {
 bool TcpTransportImpl::arm() {
   if (in_child()) return true;
   if (!listed_.empty() || !completions_.empty() || !attention_.empty()) return false;
-  if (!greeting_.empty()) expire_greetings();
+  if (!greeting_.empty()) expire_greetings(core::Clock::now());
   return true;
 }
 

@@ -78,6 +78,7 @@ class TcpTransportImpl final : public TcpTransport {
   void hear_answer(TcpLink& link);
   void take_over(TcpLink& to, TcpLink& from);
   std::size_t accept_all();
+  void drop_greeting(TcpLink& link);
   void stop_accepting();
   void accept_again();
   bool turn_away();
@@ -89,7 +90,7 @@ class TcpTransportImpl final : public TcpTransport {
   void refuse(TcpLink& link, bool reset = true);
   void adopt(TcpLink& link, TcpEndpoint& endpoint);
   void set_options(int socket) const;
-  void expire_greetings();
+  void expire_greetings(core::TimePoint now);
 
   // Sending
   core::Status send(TcpEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,

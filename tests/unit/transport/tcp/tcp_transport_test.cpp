@@ -297,12 +297,17 @@ struct Listening {
 };
 
 /// While it lives this process gets no further descriptor.
+/// The number of the next descriptor.
+int lowest_free() {
+  const int lowest = ::dup(0);
+  ::close(lowest);
+  return lowest;
+}
+
 struct NoDescriptors {
-  NoDescriptors() {
+  explicit NoDescriptors(rlim_t left = 0) {
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
-    const int lowest = ::dup(0);
-    ::close(lowest);
-    const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
+    const rlimit none{static_cast<rlim_t>(lowest_free()) + left, before.rlim_max};
     REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
   }
   ~NoDescriptors() { (void)::setrlimit(RLIMIT_NOFILE, &before); }
@@ -493,6 +498,49 @@ TEST_CASE("transport/tcp: of too many who have connected and said nothing the ol
   CHECK(tcp(pair->a).counters().redials == (is_first ? 0 : 1));
   CHECK(pair->a.receiver.failures.empty());
   CHECK(pair->b.receiver.failures.empty());
+}
+
+TEST_CASE("transport/tcp: strangers leave descriptors for a peer", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 60; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
+  const int first = lowest_free();
+  const NoDescriptors few(40);
+  CHECK(pair->run_until([&] { return tcp(pair->b).counters().refused >= 50; }));
+  CHECK(lowest_free() < first + 10);
+  CHECK(tcp(pair->b).counters().turned_away == 0);
+  contract::Pair::connect_one(pair->a, pair->b);
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(tcp(pair->a).counters().redials == 0);
+  CHECK(pair->a.receiver.failures.empty());
+}
+
+TEST_CASE("transport/tcp: without a descriptor the oldest stranger makes room for who comes", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  const Stranger silent(pair->b);
+  pair->settle();
+  contract::Pair::connect_one(pair->a, pair->b);
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  const NoDescriptors none;
+  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  CHECK(tcp(pair->b).counters().turned_away == 0);
+  CHECK(tcp(pair->b).counters().refused == 1);
+  CHECK(silent.was_hung_up_on());
+}
+
+TEST_CASE("transport/tcp: few connections are taken in one go", "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
+  int most = 0;
+  for (int before = lowest_free(), i = 0; i < 100; ++i) {
+    pair->b.progress();
+    const int now = lowest_free();
+    most = std::max(most, now - before);
+    before = now;
+  }
+  CHECK(most == 16);
 }
 
 TEST_CASE("transport/tcp: who was given up hears that when it comes again", "[transport][fast]") {

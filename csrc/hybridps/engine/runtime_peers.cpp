@@ -1,6 +1,9 @@
 // The other engines, as a Runtime's groups need them: who joins and parts, who has ended, what may be under way to
 // each.
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +14,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/engine/records.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/transport/tcp/tcp_socket.h"
 
 namespace hybridps::engine {
 namespace {
@@ -177,6 +181,21 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   control_.on_answered(id);
   send_now();  // sends the last messages to the peer before its connections are closed
   peers_.close_connections(id, cause);
+}
+
+std::string Runtime::lack_of_descriptors() const {
+  constexpr std::size_t kNamed = 3;
+  std::string names;
+  std::size_t count = 0;
+  for (const core::EngineId peer : peers_.in_use())
+    if (peers_.facts_of(peer).lacks_descriptors && ++count <= kNamed)
+      names += (count == 1 ? "" : ", ") + peers_.where(peer);
+  if (count == 0) return {};
+  if (count > kNamed) names += " and " + std::to_string(count - kNamed) + " more";
+  const std::string text = "connections to " + names + " wait for file descriptors";
+  if (const core::Descriptor one = transport::make_socket(AF_INET); !one)
+    return std::string(transport::socket_error(text + " of this process", errno).message());
+  return text + " of the processes there; raise `ulimit -n` of these";
 }
 
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {

@@ -447,6 +447,7 @@ void Worker::expire(OperationRun& run) {
   for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
     why += (i == 0 ? " without " : ", ") + run.group.info.member_text(missing[i]);
   if (missing.size() > kDescribedMax) why += " and " + std::to_string(missing.size() - kDescribedMax) + " more";
+  if (const std::string lack = host_.lack_of_descriptors(); !lack.empty()) why += ", because " + lack;
   core::Status status(core::Code::kTimeout, std::move(why));
   if (run.operation.kind == schedule::Kind::kGoodbye)
     finish(run, std::move(status));

@@ -1,5 +1,8 @@
 // Who is named when a rank falls silent, and what the message says. Runtimes in one thread; a stopped one is not
 // driven.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <climits>
 #include <string>
 #include <vector>
@@ -532,6 +535,30 @@ TEST_CASE("cluster/verdict: a peer that cannot be asked for want of descriptors 
   data[0]->set_faults(lack);
   data[2]->set_faults(lack);
   job.sleep(kDead);
+  std::string whose;
+  SECTION("a timeout tells of it, where they lack there") {
+    whose = "of the processes there; raise `ulimit -n` of these";
+  }
+  SECTION("a timeout tells of it, where they lack here") { whose = "of this process: Too many open files; "; }
+  if (!whose.empty()) {
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    if (whose.starts_with("of this")) {
+      const int lowest = ::dup(0);
+      ::close(lowest);
+      const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
+      REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    }
+    job.submit(0, 0, std::chrono::milliseconds(700));
+    const bool is_over = job.run([&] { return job.over({0}); });
+    (void)::setrlimit(RLIMIT_NOFILE, &before);
+    REQUIRE(is_over);
+    INFO(job.text(0));
+    CHECK(job.text(0).find("timed out after 0.7 s without rank 1 (host1), because connections to rank 1 wait for file "
+                           "descriptors " +
+                           whose) != std::string::npos);
+    return;
+  }
   data[0]->set_faults({});
   data[2]->set_faults({});
   warm_up(job);

@@ -2,7 +2,8 @@
 //
 // Model    A control message takes a connection that exists, or opens the control connection. A message without text,
 //          where it has one, is useless. So it waits for room in the pool. Later messages to that peer wait behind it.
-//          Verdicts and messages of no group (pings, for example) never wait: they are useful without their text.
+//          Verdicts, probes with their answers, and messages of no group (pings, for example) never wait: they are
+//          useful without their text.
 // Threads  the engine's progress thread.
 #pragma once
 

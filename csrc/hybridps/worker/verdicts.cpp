@@ -313,6 +313,11 @@ bool Worker::contradicts_finished(const GroupState& group, std::uint64_t sequenc
 
 void Worker::on_probe(GroupState& group, const wire::From& from, const wire::Probe& probe, const flow::Delivery& told) {
   learn(group, told);
+  if (group.census.is_partial() && from.sender_rank < group.known.size()) {
+    // The question itself says so much. Without room in the pool nothing else was told.
+    RankWord& known = group.known[from.sender_rank];
+    group.census.learn(static_cast<int>(from.sender_rank), probe.sequence + 1, probe.sequence, known);
+  }
   const server::RankCall theirs{static_cast<int>(from.sender_rank), probe.signature};
   if (contradicts_finished(group, probe.sequence, theirs)) return;
   if (const auto found = group.running.find(probe.sequence);

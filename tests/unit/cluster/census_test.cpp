@@ -77,18 +77,25 @@ TEST_CASE("cluster/census: every rank of many nodes names who is missing, and as
     int each;
     std::vector<int> missing;
     bool stopped;
+    int full = -1;  // a rank without a free buffer: it can tell nothing but its own word
   };
-  const std::vector<Case> cases = {
-      {32, 4, {77}, false}, {32, 4, {5, 6, 77}, true}, {48, 1, {47}, false}, {33, 2, {0, 1, 2, 3}, true}};
+  const std::vector<Case> cases = {{32, 4, {77}, false},
+                                   {32, 4, {5, 6, 77}, true},
+                                   {48, 1, {47}, false},
+                                   {48, 1, {47}, false, 20},
+                                   {33, 2, {0, 1, 2, 3}, true}};
   for (const Case& c : cases) {
     Waiting job(c.nodes, c.each, c.missing);
     const int size = c.nodes * c.each;
-    CAPTURE(c.nodes, c.each, c.stopped);
+    CAPTURE(c.nodes, c.each, c.stopped, c.full);
     for (int rank = 0; rank < size; ++rank) job.submit(rank, 0, {}, 1);
     REQUIRE(job.cluster.run_until([&] {
       return std::all_of(job.outcomes.begin(), job.outcomes.end(), [](const auto& one) { return one.has_value(); });
     }));
     job.pass(std::chrono::milliseconds(300));  // to open what heartbeats need
+    std::vector<transport::Buffer> taken;
+    while (c.full >= 0)
+      if (taken.push_back(job.cluster.at(c.full).pool().allocate(1)); !taken.back()) break;
     for (int rank = 0; rank < size; ++rank)
       if (!job.is_missing(rank))
         job.submit(rank, 1, std::chrono::milliseconds(2000), 1);

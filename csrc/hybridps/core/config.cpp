@@ -79,9 +79,8 @@ const auto& settings() {
               "Secret that a job and its dedicated servers share, of 16 bytes at least; visible to whoever may see the "
               "environment."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
-              "File whose first line is the token, this user's and readable by him alone, or root's and readable by "
-              "its group "
-              "too, ~/ for the home folder; HYBRIDPS_TOKEN wins."},
+              "File whose first line is the token. It is this user's, and nobody else may read it, or root's, and its "
+              "group may read it too. ~/ is the home folder; HYBRIDPS_TOKEN wins."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
               "name of this machine for loopback (127.0.1.1), that of the default route, else the only one."},

@@ -189,9 +189,11 @@ schedule::NicLayout nic_layout(const bootstrap::Roster& roster) {
       if (node_of_card[card] == static_cast<int>(node))
         layout.rates[card] = all ? node_gbps[node] * layout.rates[card] / links : node_gbps[node] / count;
   }
-  const bool known = std::all_of(layout.rates.begin(), layout.rates.end(), [](double rate) { return rate > 0.0; });
-  if (!known) std::fill(layout.rates.begin(), layout.rates.end(), 1.0);
-  layout.dedicated = server_rates(roster, known, *std::max_element(layout.rates.begin(), layout.rates.end()));
+  layout.are_rates_known =
+      std::all_of(layout.rates.begin(), layout.rates.end(), [](double rate) { return rate > 0.0; });
+  if (!layout.are_rates_known) std::fill(layout.rates.begin(), layout.rates.end(), 1.0);
+  layout.dedicated =
+      server_rates(roster, layout.are_rates_known, *std::max_element(layout.rates.begin(), layout.rates.end()));
   return layout;
 }
 
@@ -269,11 +271,6 @@ namespace {
 /// count only where all cards' rates are known too.
 schedule::Topology relieve_gateways(const bootstrap::Roster& roster, const schedule::NicLayout& layout,
                                     const schedule::Topology& topology) {
-  const bool are_cards_known = std::all_of(roster.members.begin(), roster.members.end(), [](const auto& member) {
-    return member.node_gbps > 0.0 ||
-           (!member.nics.empty() &&
-            std::all_of(member.nics.begin(), member.nics.end(), [](const auto& nic) { return nic.gbps > 0.0; }));
-  });
   schedule::LevelRates rates;
   rates.nodes.assign(static_cast<std::size_t>(topology.nodes()), 0.0);
   rates.servers = layout.dedicated;
@@ -290,7 +287,7 @@ schedule::Topology relieve_gateways(const bootstrap::Roster& roster, const sched
     if (gbps > 0.0) rates.uplinks.push_back(gbps);
   }
   if (static_cast<int>(rates.uplinks.size()) != topology.regions()) rates.uplinks.clear();
-  if (!rates.uplinks.empty() && !are_cards_known) return topology;
+  if (!rates.uplinks.empty() && !layout.are_rates_known) return topology;
   return topology.with_weights(schedule::level_weights(topology, rates));
 }
 

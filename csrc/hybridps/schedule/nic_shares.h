@@ -26,6 +26,7 @@ struct NicLayout {
   std::vector<std::vector<int>> cards_of;  // per rank: numbers of cards of its node, in rising order, at least one
   std::vector<double> rates;               // per card, any unit, > 0
   std::vector<double> dedicated;           // rates of dedicated servers, each with a card of its own
+  bool are_rates_known = false;            // else all rates are 1
 };
 
 struct OwnerShares {

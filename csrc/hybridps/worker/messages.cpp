@@ -89,6 +89,14 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
   const bool to_server =
       chunk.stage == wire::Stage::kPush && !is_grant &&
       (chunk.signature.kind != schedule::Kind::kBroadcast || chunk.signature.scope == schedule::Scope::kWitness);
+  if (to_server &&
+      static_cast<int>(chunk.contributor) != group.info.topology.node_of(static_cast<int>(from.sender_rank))) {
+    // It would take the place of the other node's, which would then pass for a duplicate: a wrong sum without a word.
+    on_bad_message(server::OperationKey{group.info.uid, chunk.sequence},
+                   "a contribution of rank " + std::to_string(from.sender_rank) + " for node " +
+                       std::to_string(chunk.contributor) + ", which is not its own");
+    return;
+  }
   if (to_server) {
     // Sent to a gateway before the sender knew that the span's owner is lost: nobody waits for it.
     if (SpanRun* const span = known && found->second->started ? found->second->find(chunk.span) : nullptr;

@@ -677,6 +677,36 @@ TEST_CASE("engine/runtime: a contribution within a node to what is reduced there
   }
 }
 
+TEST_CASE("engine/runtime: a rank that speaks for another node is refused", "[engine][fast]") {
+  for (const bool early : {true, false}) {
+    Tally tally;
+    std::vector<std::int32_t> data(6, 1);
+    Cluster cluster(nodes({0, 1, 2}));
+    const auto uid = cluster.open_group();
+    auto o = reduction(schedule::Kind::kAllReduce);
+    o.total_bytes = 24;
+    o.output = {piece(data)};
+    const auto speak = [&] {
+      const wire::ChunkId chunk{
+          .stage = wire::Stage::kPush,
+          .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 24},
+          .sequence = 0,
+          .span_bytes = 8,
+          .span = 0,
+          .contributor = 2};
+      cluster.at(1).send_control(cluster.id(0), {{{}, uid, 1}, 0, wire::Data{chunk}}, "12345678");
+    };
+    if (early) speak();
+    cluster.run_until([] { return false; }, 50);
+    cluster.submit(uid, 0, o, 0, tally.completion());
+    if (!early) speak();
+    INFO("early " << early);
+    REQUIRE(cluster.run_until([&] { return tally.done == 1; }));
+    INFO(tally.first_error);
+    CHECK(tally.first_error.find("a contribution of rank 1 for node 2") != std::string::npos);
+  }
+}
+
 TEST_CASE("engine/runtime: what is paid for a larger slot than any here comes back whole", "[engine][fast]") {
   auto options = nodes({0, 0});
   options.chunk_bytes_of = {16 * 1024, 4096};  // the first one's slots of 8 KiB carry the group's chunks

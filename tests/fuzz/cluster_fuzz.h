@@ -87,7 +87,8 @@ class Tap final : public transport::Transport, private transport::Receiver {
 
   /// A message that nobody sent, with the next progress().
   void inject(const wire::Message& message, std::size_t payload_bytes) {
-    Held held{wire::encode(message), wire::kHeaderBytes, copy_of(std::vector<std::byte>(payload_bytes, std::byte{7}))};
+    Held held{message.from.source, wire::encode(message), wire::kHeaderBytes,
+              copy_of(std::vector<std::byte>(payload_bytes, std::byte{7}))};
     held_.push_back(std::move(held));
   }
   bool has_seen() const noexcept { return seen_; }
@@ -107,7 +108,7 @@ class Tap final : public transport::Transport, private transport::Receiver {
       if (held.rounds-- > 0)
         held_.push_back(std::move(held));
       else if (receiver_ != nullptr)
-        receiver_->on_message(held.bytes(), std::move(held.payload));
+        receiver_->on_message(held.from, held.bytes(), std::move(held.payload));
     }
     return did;
   }
@@ -120,6 +121,7 @@ class Tap final : public transport::Transport, private transport::Receiver {
  private:
   struct Held {
     std::span<const std::byte> bytes() const { return std::span<const std::byte>(header).first(header_bytes); }
+    core::EngineId from;
     wire::HeaderBytes header;
     std::size_t header_bytes;
     transport::RxPayload payload;
@@ -135,8 +137,10 @@ class Tap final : public transport::Transport, private transport::Receiver {
   }
   bool chance(std::uint8_t of_256) { return of_256 > 0 && feed_.byte() < of_256; }
 
-  void on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept override {
+  void on_message(core::EngineId from, std::span<const std::byte> bytes,
+                  transport::RxPayload payload) noexcept override {
     Held held{};
+    held.from = from;
     std::copy_n(bytes.begin(), std::min(bytes.size(), held.header.size()), held.header.begin());
     held.header_bytes = held.header.size();
     last_ = wire::decode(held.header).value();
@@ -159,7 +163,8 @@ class Tap final : public transport::Transport, private transport::Receiver {
       if (how == 2) held.header_bytes = feed_.below(held.header.size());
     }
     if (chance(faults_.duplicate))
-      held_.push_back(Held{held.header, held.header_bytes, copy_of({payload.data(), payload.data() + payload.bytes()}),
+      held_.push_back(Held{from, held.header, held.header_bytes,
+                           copy_of({payload.data(), payload.data() + payload.bytes()}),
                            static_cast<int>(feed_.below(16))});
     held.payload = std::move(payload);
     if (chance(faults_.hold)) {
@@ -167,7 +172,7 @@ class Tap final : public transport::Transport, private transport::Receiver {
       held_.push_back(std::move(held));
       return;
     }
-    if (receiver_ != nullptr) receiver_->on_message(held.bytes(), std::move(held.payload));
+    if (receiver_ != nullptr) receiver_->on_message(from, held.bytes(), std::move(held.payload));
   }
   void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
     if (receiver_ != nullptr) receiver_->on_peer_failed(peer, std::move(cause));

@@ -267,8 +267,9 @@ class FaultyTransport final : public transport::Transport, private transport::Re
     message.done(status);
   }
 
-  void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
-    if (receiver_ != nullptr) receiver_->on_message(header, std::move(payload));
+  void on_message(core::EngineId from, std::span<const std::byte> header,
+                  transport::RxPayload payload) noexcept override {
+    if (receiver_ != nullptr) receiver_->on_message(from, header, std::move(payload));
   }
   void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
     if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {

@@ -25,7 +25,10 @@ std::vector<int> ranks_to_dial(const schedule::Topology& topology) {
 
 void Peers::add(PeerRecord record) {
   const core::EngineId id = record.engine;
-  if (!knows(id)) peers_[id].record = std::move(record);
+  if (knows(id)) return;
+  transports_.data->introduce(id, record.data_address);
+  if (transports_.control) transports_.control->introduce(id, record.control_address);
+  peers_[id].record = std::move(record);
 }
 
 KnownPeer* Peers::find(core::EngineId id) noexcept {

@@ -175,7 +175,12 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
         core::Status(core::Code::kOutOfResources, group.info.member_text(group.info.topology.rank()) +
                                                       " had to drop messages of the group: " + taken.why_incomplete),
         /*tell=*/true);
-  for (auto& [message, payload] : taken.messages) deliver(group, message, std::move(payload));
+  for (auto& [message, payload, origin] : taken.messages) {
+    if (may_be_of(origin, message.from.source))
+      deliver(group, message, std::move(payload));
+    else
+      on_forged(origin, message.from);
+  }
   return group;
 }
 
@@ -228,13 +233,41 @@ void Runtime::send_if_connected(core::EngineId to, wire::Message message, std::s
   control_.send_if_connected(to, std::move(message), text);
 }
 
-void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
+bool Runtime::may_be_of(const Origin& origin, core::EngineId source) {
+  if (origin.from == source || origin.from == core::EngineId{}) return true;
+  const core::EngineId from = origin.by->name_of(origin.from);
+  return from == source || (!peers_.knows(from) && !peers_.knows(source) && source != options_.self);
+}
+
+void Runtime::on_forged(const Origin& origin, const wire::From& claimed) {
+  report_.count_bad_messages(1);
+  const core::EngineId from = origin.by->name_of(origin.from);
+  const std::string whose = peers_.knows(claimed.source) ? peers_.where(claimed.source)
+                            : claimed.source == options_.self
+                                ? std::string("this process")
+                                : "engine " + core::to_string(claimed.source) + ", which is not known here";
+  const core::Status cause(core::Code::kPeerDead, "it sent a message in the name of another process (" + whose +
+                                                      "), and its connection was cut. Its hybridps is broken, or it is "
+                                                      "an intruder");
+  static core::LogRate rate(core::from_seconds(10));
+  if (rate.permit())
+    core::log_warn("refused a message: ", peers_.knows(from) ? peers_.where(from) : "a process of no group here", ": ",
+                   cause.message());
+  if (peers_.knows(from)) evidence_.on_lost(from, Evidence::Connection::kData, cause);
+  origin.by->cut(from, cause);
+}
+
+void Runtime::on_message(Origin origin, std::span<const std::byte> bytes, transport::RxPayload payload) noexcept {
   core::Result<wire::Message> decoded = wire::decode(bytes);
   if (!decoded.is_ok() || decoded.value().payload_bytes != payload.bytes()) {
     report_.count_bad_messages(1);
     return;
   }
   const wire::Message& message = decoded.value();
+  if (origin.from != message.from.source && !may_be_of(origin, message.from.source)) {
+    on_forged(origin, message.from);
+    return;
+  }
   const core::GroupUid uid = message.from.uid;
   observe::Trace* const trace = outbox_->trace();
   if (trace != nullptr && message.as<wire::Data>() != nullptr) {
@@ -260,7 +293,7 @@ void Runtime::on_message(std::span<const std::byte> bytes, transport::RxPayload 
     return;
   }
   // The sender's roster is valid already, and this rank's roster is not yet.
-  UnopenedGroups::Messages dropped = unopened_.keep(message, std::move(payload), core::Clock::now());
+  UnopenedGroups::Messages dropped = unopened_.keep({message, std::move(payload), origin}, core::Clock::now());
   report_.count_bad_messages(dropped.size());
   let_go(std::move(dropped));
 }
@@ -333,8 +366,9 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
 }
 
 void Runtime::let_go(UnopenedGroups::Messages messages) {
-  for (auto& [message, payload] : messages)
-    if (peers_.knows(message.from.source)) with_cost(message, std::move(payload)).reset();
+  for (auto& [message, payload, origin] : messages)
+    if (peers_.knows(message.from.source) && may_be_of(origin, message.from.source))
+      with_cost(message, std::move(payload)).reset();
 }
 
 flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPayload payload) {

@@ -159,9 +159,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
  private:
   class Inlet final : public transport::Receiver {
    public:
-    Inlet(Runtime& runtime, const transport::Transport& from) : runtime_(runtime), from_(from) {}
-    void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept override {
-      runtime_.on_message(header, std::move(payload));
+    Inlet(Runtime& runtime, transport::Transport& from) : runtime_(runtime), from_(from) {}
+    void on_message(core::EngineId from, std::span<const std::byte> header,
+                    transport::RxPayload payload) noexcept override {
+      runtime_.on_message({&from_, from}, header, std::move(payload));
     }
     void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
       using enum Evidence::Connection;
@@ -175,11 +176,16 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
 
    private:
     Runtime& runtime_;
-    const transport::Transport& from_;
+    transport::Transport& from_;
   };
   Runtime(RuntimeOptions options, std::span<std::byte> memory, std::shared_ptr<void> keep, Transports transports);
   core::Status attach();
-  void on_message(std::span<const std::byte> header, transport::RxPayload payload) noexcept;
+  void on_message(Origin origin, std::span<const std::byte> header, transport::RxPayload payload) noexcept;
+  /// Whether a message of this origin may name `source` as its sender. An origin that nobody has introduced may name a
+  /// peer that is not known yet, either: the group's opening asks again.
+  bool may_be_of(const Origin& origin, core::EngineId source);
+  /// The message that came was in another's name: its connection is cut, and the peer behind it given up.
+  void on_forged(const Origin& origin, const wire::From& claimed);
   /// Handles what needs no working group: heartbeats, credit, answers. True: the message needs nothing more.
   bool on_engine_message(const wire::Message& message, std::span<const std::byte> payload);
   void note_round_trip(KnownPeer& peer, std::uint64_t sent_ns, std::uint64_t theirs_ns);

@@ -13,23 +13,22 @@ constexpr std::size_t kDroppedKept = 65536;
 
 }  // namespace
 
-UnopenedGroups::Messages UnopenedGroups::keep(wire::Message message, transport::RxPayload payload,
-                                              core::TimePoint now) {
+UnopenedGroups::Messages UnopenedGroups::keep(KeptMessage kept, core::TimePoint now) {
   Messages dropped;
-  if (dropped_.count(message.from.uid) > 0) {
-    dropped.emplace_back(std::move(message), std::move(payload));
+  if (dropped_.count(kept.message.from.uid) > 0) {
+    dropped.push_back(std::move(kept));
     return dropped;
   }
-  const auto [found, is_new] = groups_.try_emplace(message.from.uid);
+  const auto [found, is_new] = groups_.try_emplace(kept.message.from.uid);
   KeptMessages& group = found->second;
   if (is_new) {
     group.since = now;
     next_due_ = std::min(next_due_, now + limits_.keep_for);
   }
   ++messages_;
-  bytes_ += payload.bytes();
-  group.bytes += payload.bytes();
-  group.messages.emplace_back(std::move(message), std::move(payload));
+  bytes_ += kept.payload.bytes();
+  group.bytes += kept.payload.bytes();
+  group.messages.push_back(std::move(kept));
   if (messages_ <= limits_.messages && bytes_ <= limits_.bytes) return dropped;
   const bool by_number = messages_ > limits_.messages;
   const auto largest = std::max_element(groups_.begin(), groups_.end(), [by_number](const auto& a, const auto& b) {

@@ -21,6 +21,12 @@
 
 namespace hybridps::engine {
 
+/// Whom a message came from, as its transport knows it.
+struct Origin {
+  transport::Transport* by = nullptr;
+  core::EngineId from;  // see transport::Receiver::on_message
+};
+
 class UnopenedGroups {
  public:
   struct KeepLimits {
@@ -29,7 +35,12 @@ class UnopenedGroups {
     /// Older messages are useless: operations with torch's usual timeout have failed by then.
     core::Duration keep_for = std::chrono::minutes(30);
   };
-  using Messages = std::vector<std::pair<wire::Message, transport::RxPayload>>;
+  struct KeptMessage {
+    wire::Message message;
+    transport::RxPayload payload;
+    Origin origin;
+  };
+  using Messages = std::vector<KeptMessage>;
   struct TakenMessages {
     Messages messages;
     std::string why_incomplete;  // empty: nothing was dropped
@@ -38,7 +49,7 @@ class UnopenedGroups {
   explicit UnopenedGroups(KeepLimits limits) : limits_(limits) {}
 
   /// Keeps the message. Returns the messages that had to be dropped, of any group.
-  Messages keep(wire::Message message, transport::RxPayload payload, core::TimePoint now);
+  Messages keep(KeptMessage kept, core::TimePoint now);
   /// Returns and forgets what is kept of a group. Call it when the group opens or is over.
   TakenMessages take(core::GroupUid uid);
   /// Returns the messages that have waited for too long, and forgets them.

@@ -210,6 +210,20 @@ class CardsTransport final : public Transport {
     return endpoint_of(peer, peers_.emplace(peer, std::move(made)).first->second);
   }
 
+  void introduce(core::EngineId peer, std::span<const std::byte> address) override {
+    const core::Result<std::vector<CardInfo>> theirs = decode_cards(address);
+    if (!theirs.is_ok()) return;  // connect() tells
+    for (const auto& transport : transports_)
+      for (const CardInfo& card : theirs.value()) transport->introduce(peer, card.inner);
+  }
+  core::EngineId name_of(core::EngineId from) override {
+    for (const auto& transport : transports_)
+      if (const core::EngineId name = transport->name_of(from); name != from) return name;
+    return from;
+  }
+  void cut(core::EngineId from, const core::Status& cause) override {
+    for (const auto& transport : transports_) transport->cut(from, cause);
+  }
   Endpoint* find(core::EngineId peer) noexcept override {
     const auto found = peers_.find(peer);
     return found != peers_.end() ? open_endpoint(*found) : nullptr;
@@ -307,8 +321,8 @@ class CardsTransport final : public Transport {
  private:
   struct CardInlet final : Receiver {
     explicit CardInlet(CardsTransport& transport) : cards(transport) {}
-    void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
-      cards.receiver_->on_message(header, std::move(payload));
+    void on_message(core::EngineId from, std::span<const std::byte> header, RxPayload payload) noexcept override {
+      cards.receiver_->on_message(from, header, std::move(payload));
     }
     void on_peer_failed(core::EngineId id, core::Status cause) noexcept override {
       cards.pair_failed(*this, id, std::move(cause));

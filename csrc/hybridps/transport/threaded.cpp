@@ -113,6 +113,18 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     return result;
   }
 
+  void introduce(core::EngineId peer, std::span<const std::byte> address) override {
+    if (!in_child() && !is_ended_) there([&] { inner_->introduce(peer, address); });
+  }
+  core::EngineId name_of(core::EngineId from) override {
+    core::EngineId name = from;
+    if (!in_child() && !is_ended_) there([&] { name = inner_->name_of(from); });
+    return name;
+  }
+  void cut(core::EngineId from, const core::Status& cause) override {
+    if (!in_child() && !is_ended_) there([&] { inner_->cut(from, cause); });
+  }
+
   Endpoint* find(core::EngineId peer) noexcept override {
     const auto found = endpoints_.find(peer);
     return found != endpoints_.end() && found->second->cause_.is_ok() ? found->second.get() : nullptr;
@@ -256,6 +268,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   };
   /// One received message. The thread makes and frees it.
   struct Incoming {
+    core::EngineId from;
     RxPayload payload;
     std::size_t header_bytes = 0;
     std::array<std::byte, kHeaderBytesMax> header;
@@ -429,7 +442,7 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
       stats_.rx_header_bytes += arrival.header_bytes;
       stats_.rx_payload_bytes += bytes;
       receiver_->on_message(
-          {arrival.header.data(), arrival.header_bytes},
+          arrival.from, {arrival.header.data(), arrival.header_bytes},
           bytes > 0 ? RxPayload(arrival.payload.data(), bytes, &give_back, this, &arrival) : RxPayload());
       if (bytes > 0) return;
     }
@@ -507,13 +520,14 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     batch_.emplace_back().send = &send;
   }
 
-  void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
+  void on_message(core::EngineId from, std::span<const std::byte> header, RxPayload payload) noexcept override {
     if (free_arrivals_.empty()) {
       arrivals_.push_back(std::make_unique<Incoming>());
       free_arrivals_.push_back(arrivals_.back().get());
     }
     Incoming& arrival = *free_arrivals_.back();
     free_arrivals_.pop_back();
+    arrival.from = from;
     arrival.header_bytes = header.size();
     std::memcpy(arrival.header.data(), header.data(), header.size());
     arrival.payload = std::move(payload);

@@ -69,8 +69,10 @@ class RxPayload {
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  /// `header` is valid during the call; `payload` may be kept. Bytes come from a peer: validate before use.
-  virtual void on_message(std::span<const std::byte> header, RxPayload payload) noexcept = 0;
+  /// `from`: whose connection the message came by. Where nobody has introduced the other end yet, a number that stands
+  /// for it: see Transport::name_of(). Zero: this transport cannot tell. `header` is valid during the call; `payload`
+  /// may be kept. Bytes come from a peer: validate before use.
+  virtual void on_message(core::EngineId from, std::span<const std::byte> header, RxPayload payload) noexcept = 0;
   /// The path to `peer` broke (reset, unreachable, process gone). At most once per endpoint; pending sends get their
   /// `done` with the same cause.
   virtual void on_peer_failed(core::EngineId peer, core::Status cause) noexcept = 0;
@@ -132,6 +134,13 @@ class Transport : core::Pinned {
   /// The endpoint to `peer`, opened on first use; the same object for the same peer. connect() may return before the
   /// connection is established. Malformed addresses are an error, never undefined behaviour.
   virtual core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) = 0;
+  /// Says that the transport with this address is `peer`'s. Connections that it has begun, or begins, are `peer`'s,
+  /// too: on_message() names them so. Opens nothing.
+  virtual void introduce(core::EngineId /*peer*/, std::span<const std::byte> /*address*/) {}
+  /// What `from`, as on_message() gave it earlier, is known to be now: an engine if its end was introduced since.
+  virtual core::EngineId name_of(core::EngineId from) { return from; }
+  /// Closes the connections by which messages of `from` come, as close() does with an endpoint.
+  virtual void cut(core::EngineId from, const core::Status& cause);
   /// The endpoint to `peer` if connect() made one and the endpoint has not failed, else nullptr.
   virtual Endpoint* find(core::EngineId peer) noexcept = 0;
   /// State of the connection to `peer`. `address`: as for connect().
@@ -160,6 +169,9 @@ class Transport : core::Pinned {
 
 inline core::Status Transport::attach_device(const DeviceMemory& /*memory*/) {
   return {core::Code::kUnsupported, std::string(name()) + " sends from host memory only"};
+}
+inline void Transport::cut(core::EngineId from, const core::Status& cause) {
+  if (Endpoint* const endpoint = find(from); endpoint != nullptr) endpoint->close(cause);
 }
 inline void Transport::detach_device(std::span<std::byte> /*memory*/) noexcept {}
 

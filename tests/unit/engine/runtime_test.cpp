@@ -707,6 +707,31 @@ TEST_CASE("engine/runtime: a rank that speaks for another node is refused", "[en
   }
 }
 
+TEST_CASE("engine/runtime: who speaks in another's name is refused, and named", "[engine][fast]") {
+  for (const int claimed : {2, 0, 7})
+    for (const bool is_local : {false, true}) {
+      Tally tally;
+      std::vector<std::int32_t> data(6, 1);
+      Cluster cluster(nodes(is_local ? std::vector<int>{0, 0, 1} : std::vector<int>{0, 1, 2}));
+      const auto uid = cluster.open_group();
+      auto o = reduction(schedule::Kind::kAllReduce);
+      o.total_bytes = 24;
+      o.output = {piece(data)};
+      cluster.submit(uid, 0, o, 0, tally.completion());
+      const core::EngineId name = claimed == 7 ? core::EngineId{7777} : cluster.id(claimed);
+      const wire::Message goodbye{{name, uid, static_cast<std::uint32_t>(claimed)},
+                                  0,
+                                  wire::Verdict::on_group(core::Code::kAborted, /*blamed=*/claimed)};
+      REQUIRE(cluster.at(1).connect(cluster.id(0)).value()->send(wire::encode(goodbye), {}, 0, {}).is_ok());
+      INFO("claims to be " << claimed << ", local " << is_local);
+      REQUIRE(cluster.run_until([&] { return tally.done == 1; }, 10000000));
+      INFO(tally.first_error);
+      CHECK(tally.first_error.find("rank 1 (host1) is gone: it sent a message in the name of another process") !=
+            std::string::npos);
+      CHECK(cluster.at(0).counters()[observe::Counter::kBadMessages] == 1);
+    }
+}
+
 TEST_CASE("engine/runtime: what is paid for a larger slot than any here comes back whole", "[engine][fast]") {
   auto options = nodes({0, 0});
   options.chunk_bytes_of = {16 * 1024, 4096};  // the first one's slots of 8 KiB carry the group's chunks

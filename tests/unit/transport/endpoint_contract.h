@@ -71,13 +71,14 @@ inline std::uint64_t number_of(std::span<const std::byte> header) {
 
 struct Recorder final : Receiver {
   struct Message {
+    core::EngineId from;
     std::vector<std::byte> header;
     RxPayload payload;
   };
 
-  void on_message(std::span<const std::byte> header, RxPayload payload) noexcept override {
+  void on_message(core::EngineId from, std::span<const std::byte> header, RxPayload payload) noexcept override {
     called_outside_progress |= !in_progress;
-    messages.push_back(Message{{header.begin(), header.end()}, std::move(payload)});
+    messages.push_back(Message{from, {header.begin(), header.end()}, std::move(payload)});
     if (hook) hook(messages.back());
   }
   void on_peer_failed(core::EngineId peer, core::Status cause) noexcept override {
@@ -239,6 +240,29 @@ TEMPLATE_TEST_CASE("transport/endpoint: a message arrives whole whatever its siz
   }
   CHECK_FALSE(pair->b.receiver.called_outside_progress);
   CHECK(pair->a.done_outside_progress == 0);
+}
+
+TEMPLATE_TEST_CASE("transport/endpoint: a message names the engine that its connection belongs to", "[transport][fast]",
+                   HYBRIDPS_ENDPOINT_BACKENDS) {
+  auto pair = TestType::make_pair();
+  Pair::connect_one(pair->a, pair->b);
+  const auto say = [&](std::uint64_t number) {
+    REQUIRE(pair->a.peer->send(numbered(number), {}, 0, {}).is_ok());
+    REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == number; }));
+    return pair->b.receiver.messages.back().from;
+  };
+  const core::EngineId stranger = say(1);
+  if (stranger == core::EngineId{}) return;  // this transport cannot tell, and says so
+  pair->b.transport->introduce(pair->a.id, pair->a.transport->address());
+  CHECK(pair->b.transport->name_of(stranger) == pair->a.id);
+  CHECK(say(2) == pair->a.id);
+  Pair::connect_one(pair->b, pair->a);
+  CHECK(say(3) == pair->a.id);
+  // What was introduced stays so, whoever claims the address later.
+  pair->b.transport->introduce(core::make_engine_id(), pair->a.transport->address());
+  CHECK(say(4) == pair->a.id);
+  pair->b.transport->cut(pair->a.id, core::Status(core::Code::kPeerDead, "it lies"));
+  CHECK(pair->run_until([&] { return pair->a.receiver.failures.size() == 1; }));
 }
 
 TEMPLATE_TEST_CASE("transport/endpoint: the header is copied before send returns", "[transport][fast]",

@@ -361,7 +361,7 @@ std::size_t ShmEndpoint::take_messages(std::size_t messages_max) {
     owner_.stats_.rx_header_bytes += message.header_bytes;
     owner_.stats_.rx_payload_bytes += message.payload_bytes;
     if (owner_.receiver_ != nullptr) {
-      owner_.receiver_->on_message(std::span(message.header).first(message.header_bytes), std::move(payload));
+      owner_.receiver_->on_message(peer_, std::span(message.header).first(message.header_bytes), std::move(payload));
     }
   }
   if (messages_in_.publish()) wake();

@@ -324,6 +324,7 @@ class LoopbackTransport final : public Transport {
     stats_.rx_header_bytes += message->header.size();
     stats_.rx_payload_bytes += message->payload_bytes;
     const std::vector<std::byte> header = message->header;
+    const core::EngineId from = message->from;
     if (message->payload_bytes == 0) {
       give_back(*state_, *message);
     } else {
@@ -331,7 +332,7 @@ class LoopbackTransport final : public Transport {
       const std::size_t bytes = message->payload_bytes;
       payload = RxPayload(data, bytes, &LoopbackTransport::release, new Loan{state_, std::move(message)}, nullptr);
     }
-    if (receiver_ != nullptr) receiver_->on_message(header, std::move(payload));
+    if (receiver_ != nullptr) receiver_->on_message(from, header, std::move(payload));
   }
 
   static void release(void* context, void* /*token*/, std::uint64_t /*extra*/) noexcept {

@@ -21,6 +21,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/descriptor.h"
+#include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/rx_pool.h"
@@ -51,6 +52,7 @@ struct TcpLink : core::Pinned {
   LinkState state = LinkState::kConnecting;
   core::Descriptor socket;
   TcpId peer{};                     // id of the other transport; unknown until it has greeted
+  core::EngineId name;              // of the engine that `peer` belongs to; else a number that stands for it
   TcpEndpoint* endpoint = nullptr;  // the endpoint that fails if this session ends
   core::Deadline greeting_due;
   std::string to;  // "10.0.0.2:4711", for errors

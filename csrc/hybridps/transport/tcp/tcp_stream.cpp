@@ -196,6 +196,10 @@ void TcpTransportImpl::go_on(TcpLink& link) {
   link.untold_bytes = 0;
   link.error = 0;
   link.state = TcpLink::LinkState::kOpen;
+  if (link.name.value == 0) {  // the engine's own number for a stranger: no peer can choose it
+    const auto known = names_.find(link.peer);
+    link.name = known != names_.end() ? known->second : core::make_engine_id();
+  }
   link.lacks = false;
   if (std::exchange(link.was_open, true)) {
     ++link.resumptions;
@@ -366,7 +370,7 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   ++stats_.rx_messages;
   stats_.rx_header_bytes += link.header_bytes;
   stats_.rx_payload_bytes += link.payload_bytes;
-  receiver_->on_message({link.header.data(), link.header_bytes}, std::move(payload));
+  receiver_->on_message(link.name, {link.header.data(), link.header_bytes}, std::move(payload));
 }
 
 void TcpTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) noexcept {

@@ -202,6 +202,26 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
   return result;
 }
 
+void TcpTransportImpl::introduce(core::EngineId peer, std::span<const std::byte> address) {
+  const core::Result<TcpAddress> of = decode_tcp_address(address);
+  if (!of.is_ok()) return;  // connect() tells
+  const auto [found, is_new] = names_.emplace(of.value().id, peer);
+  if (!is_new) return;
+  for (const auto& link : links_)
+    if (link->peer == found->first && link->name.value != 0) renamed_.emplace(std::exchange(link->name, peer), peer);
+}
+
+core::EngineId TcpTransportImpl::name_of(core::EngineId from) {
+  const auto found = renamed_.find(from);
+  return found == renamed_.end() ? from : found->second;
+}
+
+void TcpTransportImpl::cut(core::EngineId from, const core::Status& cause) {
+  const core::EngineId name = name_of(from);
+  for (const auto& link : links_)
+    if (link->name == name) on_broken(*link, std::string(cause.message()));
+}
+
 Endpoint* TcpTransportImpl::find(core::EngineId peer) noexcept {
   const auto found = endpoints_.find(peer);
   return found != endpoints_.end() && found->second->is_open() ? found->second.get() : nullptr;

@@ -32,6 +32,9 @@ class TcpTransportImpl final : public TcpTransport {
   core::Status attach(std::span<std::byte> pool_memory) override;
   std::vector<std::byte> address() const override { return encode(address_); }
   core::Result<Endpoint*> connect(core::EngineId peer, std::span<const std::byte> address) override;
+  void introduce(core::EngineId peer, std::span<const std::byte> address) override;
+  core::EngineId name_of(core::EngineId from) override;
+  void cut(core::EngineId from, const core::Status& cause) override;
   Endpoint* find(core::EngineId peer) noexcept override;
   Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override;
   std::size_t progress() override;
@@ -154,6 +157,8 @@ class TcpTransportImpl final : public TcpTransport {
   bool has_closed_ = false;  // some of links_ are to be freed
   std::unordered_map<core::EngineId, std::unique_ptr<TcpEndpoint>> endpoints_;
   std::map<TcpId, TcpEndpoint*> by_id_;
+  std::map<TcpId, core::EngineId> names_;                       // of the transports that were introduced
+  std::unordered_map<core::EngineId, core::EngineId> renamed_;  // what stood for a peer before that, and its name
 
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;

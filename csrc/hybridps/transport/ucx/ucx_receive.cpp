@@ -130,7 +130,8 @@ void UcxTransportImpl::deliver(std::span<const std::byte> header, RxPayload payl
   ++stats_.rx_messages;
   stats_.rx_header_bytes += header.size();
   stats_.rx_payload_bytes += payload.bytes();
-  receiver_->on_message(header, std::move(payload));
+  // UCX tells of a message neither the connection nor the sender.
+  receiver_->on_message({}, header, std::move(payload));
 }
 
 void UcxTransportImpl::release_kept(void* transport, void* data, std::uint64_t) noexcept {

@@ -89,11 +89,13 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
   const bool to_server =
       chunk.stage == wire::Stage::kPush && !is_grant &&
       (chunk.signature.kind != schedule::Kind::kBroadcast || chunk.signature.scope == schedule::Scope::kWitness);
+  const schedule::Topology& topology = group.info.topology;
+  const auto sender = static_cast<int>(from.sender_rank);
   if (to_server &&
-      static_cast<int>(chunk.contributor) != group.info.topology.node_of(static_cast<int>(from.sender_rank))) {
+      (topology.is_dedicated(sender) || chunk.contributor != static_cast<std::uint32_t>(topology.node_of(sender)))) {
     // It would take the place of the other node's, which would then pass for a duplicate: a wrong sum without a word.
     on_bad_message(server::OperationKey{group.info.uid, chunk.sequence},
-                   "a contribution of rank " + std::to_string(from.sender_rank) + " for node " +
+                   "a contribution of " + group.info.member_text(sender) + " for node " +
                        std::to_string(chunk.contributor) + ", which is not its own");
     return;
   }
@@ -150,6 +152,15 @@ void Worker::dispatch(OperationRun& run, const wire::Message& message, flow::Del
   }
   if (grant != nullptr) {  // a grant goes to the sender of data, so its contributor field is not used
     span->on_grant(from.source, *grant);
+    return;
+  }
+  if (!span->may_come_from(static_cast<int>(from.sender_rank), chunk)) {
+    const std::string what = chunk.stage == wire::Stage::kLocalPush
+                                 ? "a contribution for local rank " + std::to_string(chunk.contributor) + " of "
+                                 : "a result of ";
+    on_bad_message(server::OperationKey{run.group.info.uid, run.sequence},
+                   what + "span " + std::to_string(chunk.span) + " from " +
+                       run.group.info.member_text(static_cast<int>(from.sender_rank)) + ", which has none to give");
     return;
   }
   see_local(run, chunk);

@@ -72,6 +72,25 @@ bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const
              : payload.format() == nullptr && codec->fits(payload.data(), payload.bytes(), bytes);
 }
 
+bool SpanRun::may_come_from(int member, const wire::ChunkId& chunk) const {
+  const schedule::Topology& topology = span_.topology();
+  const int my_node = topology.my_node();
+  const int node = topology.node_of(member);
+  switch (chunk.stage) {
+    case wire::Stage::kPush: return member == plan_.source;
+    case wire::Stage::kLocalPush:
+      return node == my_node && chunk.contributor == static_cast<std::uint32_t>(topology.local_index(member));
+    case wire::Stage::kLocalResult:
+      return node == my_node && (member == plan_.source || member == plan_.owner || member == span_.agent_of(node));
+    case wire::Stage::kResult: break;
+  }
+  if (member == plan_.owner) return true;
+  if (failover_)  // the heir is served by those who have results
+    return plan_.owner == span_.me() && node >= 0 && (member == plan_.sink || member == span_.agent_of(node));
+  return plan_.levels && node >= 0 && member == span_.agent_of(node) &&
+         node == topology.parent_node(my_node, plan_.owner, span_.served_by_source());
+}
+
 void SpanRun::on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload) {
   const wire::ChunkId& id = data.chunk;
   if (id.number >= plan_.chunks || !fits(id, payload) || id.span_bytes != plan_.agreed_bytes) {

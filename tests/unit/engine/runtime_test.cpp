@@ -703,8 +703,62 @@ TEST_CASE("engine/runtime: a rank that speaks for another node is refused", "[en
     INFO("early " << early);
     REQUIRE(cluster.run_until([&] { return tally.done == 1; }));
     INFO(tally.first_error);
-    CHECK(tally.first_error.find("a contribution of rank 1 for node 2") != std::string::npos);
+    CHECK(tally.first_error.find("a contribution of rank 1 (host1) for node 2") != std::string::npos);
   }
+}
+
+TEST_CASE("engine/runtime: a result from who has none to give is refused", "[engine][fast]") {
+  struct Case {
+    int to;
+    int from;
+    wire::Stage stage;
+    std::uint32_t span;
+    std::uint32_t contributor;
+    const char* text;
+  };
+  // Ranks 0 and 1 share a node; each rank owns a span. Rank 4 is a dedicated server.
+  using enum wire::Stage;
+  const std::vector<Case> cases = {
+      {0, 2, kResult, 3, 0, "a result of span 3 from rank 2 (host2), which has none to give"},
+      {0, 4, kResult, 3, 0, "a result of span 3 from "},
+      {0, 1, kResult, 3, 0, "a result of span 3 from rank 1 (host1), which has none to give"},
+      {0, 2, kLocalResult, 3, 0, "a result of span 3 from rank 2 (host2), which has none to give"},
+      {0, 2, kLocalPush, 0, 1, "a contribution for local rank 1 of span 0 from rank 2 (host2), which has none"},
+      {0, 1, kLocalPush, 0, 0, "a contribution for local rank 0 of span 0 from rank 1 (host1), which has none"},
+      {0, 1, kLocalPush, 0, 0xffffffffU, "a contribution for local rank 4294967295 of span 0 from rank 1 (host1)"},
+      {0, 4, kPush, 0, 0xffffffffU, "for node 4294967295, which is not its own"},
+      {0, 2, kPush, 0, 4096, "a contribution of rank 2 (host2) for node 4096, which is not its own"},
+  };
+  for (const Case& one : cases)
+    for (const bool announces : {false, true}) {
+      Tally tally;
+      std::vector<std::int32_t> data(4096, 1);
+      ClusterOptions options = nodes({0, 0, 1, 2});
+      options.servers = {0.5};
+      Cluster cluster(options);
+      const auto uid = cluster.open_group();
+      auto o = reduction(schedule::Kind::kAllReduce);
+      o.total_bytes = data.size() * 4;
+      o.output = {piece(data)};
+      cluster.submit(uid, one.to, o, 0, tally.completion());
+      cluster.run_until([] { return false; }, 50);
+      const wire::ChunkId chunk{
+          .stage = one.stage,
+          .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, data.size() * 4},
+          .sequence = 0,
+          .span_bytes = 8,
+          .span = one.span,
+          .contributor = one.contributor};
+      const wire::From from{{}, uid, static_cast<std::uint32_t>(one.from)};
+      if (announces)
+        cluster.at(one.from).send_control(cluster.id(one.to), {from, 0, wire::Announce{chunk}}, {});
+      else
+        cluster.at(one.from).send_control(cluster.id(one.to), {from, 0, wire::Data{chunk}}, "12345678");
+      INFO("from " << one.from << ", stage " << static_cast<int>(one.stage) << ", announces " << announces);
+      REQUIRE(cluster.run_until([&] { return tally.done == 1; }));
+      INFO(tally.first_error);
+      CHECK(tally.first_error.find(one.text) != std::string::npos);
+    }
 }
 
 TEST_CASE("engine/runtime: who speaks in another's name is refused, and named", "[engine][fast]") {

@@ -5,6 +5,7 @@
 
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
+#include "hybridps/engine/runtime_options.h"
 #include "hybridps/transport/cards.h"
 #include "hybridps/transport/tcp/tcp_transport.h"
 #include "hybridps/transport/ucx/locality.h"
@@ -28,6 +29,7 @@ MadeTransport make_ucx(const std::string& device, std::string label, const DataO
   options.close_timeout = from.close_timeout;
   options.tcp_user_timeout = from.user_timeout;
   options.device_memory = from.device_memory;
+  options.payload_bytes_max = from.payload_bytes_max;
   return as_transport(transport::UcxTransport::create(options));
 }
 
@@ -42,6 +44,7 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.congestion = from.tcp_congestion;
   options.bytes_per_second_max = from.tcp_gbps * 1e9 / 8;
   options.dscp = from.dscp;
+  options.payload_bytes_max = from.payload_bytes_max;
   return as_transport(transport::TcpTransport::create(options));
 }
 
@@ -56,6 +59,7 @@ DataOptions data_options(const core::Config& config, core::Duration close_timeou
   options.tcp_congestion = config.tcp_congestion;
   options.tcp_gbps = config.tcp_gbps;
   options.dscp = static_cast<int>(config.dscp);
+  options.payload_bytes_max = std::max(kTextBytesMax, RuntimeOptions::of(config, {}).chunk_bytes);
   return options;
 }
 
@@ -161,6 +165,7 @@ core::Result<std::unique_ptr<transport::Transport>> make_control_transport(const
   control.tcp_only = true;
   control.label = "control";
   control.close_timeout = options.close_timeout;
+  control.payload_bytes_max = options.payload_bytes_max;
   return as_transport(transport::UcxTransport::create(control));
 }
 

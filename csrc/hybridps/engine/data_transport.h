@@ -44,6 +44,9 @@ class DataThreads {
   std::size_t next_ = 0;
 };
 
+/// No message but a chunk has more payload: texts, records, weights.
+inline constexpr std::size_t kTextBytesMax = std::size_t{256} << 10;
+
 struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
   /// UCX's limit for unacknowledged data over TCP. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats first.
@@ -55,6 +58,9 @@ struct DataOptions {
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)
+  /// No message that comes has more payload. A group's chunks fit the slots of all its members, so none is larger here
+  /// than our own slots.
+  std::size_t payload_bytes_max = kTextBytesMax;
   /// Each card gets at least this many sockets, over our own TCP. At first only the requested sockets are used.
   std::int64_t sockets_to_choose = 1;
 };

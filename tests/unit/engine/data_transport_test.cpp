@@ -43,6 +43,14 @@ TEST_CASE("engine/data_transport: a card has a transport for each socket, but fo
   CHECK(transports_of(/*rdma=*/true, /*users=*/false) == 1);
 }
 
+TEST_CASE("engine/data_transport: no message is larger than the slots here, or a text", "[engine][fast]") {
+  core::Config config;
+  const auto limit = [&] { return engine::data_options(config, core::from_seconds(1)).payload_bytes_max; };
+  CHECK(limit() == engine::kTextBytesMax);
+  config.chunk_bytes = std::size_t{2} << 20;
+  CHECK(limit() == config.chunk_bytes);
+}
+
 TEST_CASE("engine/data_transport: a thread that cannot be started is said", "[engine][fast]") {
   CHECK(test::holds_without_threads([] {
     transport::LoopbackHub hub;

@@ -324,9 +324,14 @@ bool TcpTransportImpl::begin_message(TcpLink& link) {
   const std::size_t have = link.end - link.begin;
   if (have < kFrameBytes) return false;
   const std::optional<Frame> frame = decode_frame(bytes);
-  if (!frame || frame->payload_bytes > options_.payload_bytes_max || !link.session.acknowledge(frame->received)) {
+  const bool is_too_large = frame && frame->payload_bytes > options_.payload_bytes_max;
+  if (!frame || is_too_large || !link.session.acknowledge(frame->received)) {
     ++counters_.malformed;
-    on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought bytes that hybridps does not send");
+    on_broken(link, "the connection (" + name_ + ") to " + link.to + " brought " +
+                        (is_too_large ? "a message of " + std::to_string(frame->payload_bytes) +
+                                            " bytes, and no group here has more than " +
+                                            std::to_string(options_.payload_bytes_max)
+                                      : std::string("bytes that hybridps does not send")));
     return false;
   }
   release_kept(link);

@@ -176,6 +176,26 @@ TEST_CASE("transport/tcp: the connection that a peer has made serves both ways",
   CHECK(pair->run_until([&] { return pair->a.receiver.messages.size() == 1; }));
 }
 
+TEST_CASE("transport/tcp: a message that is larger than any here claims no memory, and ends the connection",
+          "[transport][fast]") {
+  auto pair = make_tcp_pair();
+  TcpOptions options = test_options();
+  options.payload_bytes_max = 4096;
+  pair->b.transport = TcpTransport::create(options).value();
+  pair->b.transport->set_receiver(&pair->b.receiver);
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(1), pair->a.filled(4096, 1), 4096, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  pair->release_all();
+  const std::uint64_t claimed = tcp(pair->b).counters().receive_bytes;
+  REQUIRE(pair->a.peer->send(numbered(2), pair->a.filled(400000, 1), 400000, {}).is_ok());
+  REQUIRE(pair->run_until([&] { return pair->b.receiver.failures.size() == 1; }));
+  CHECK(pair->b.receiver.failures.front().second.message().find(
+            "brought a message of 400000 bytes, and no group here has more than 4096") != std::string_view::npos);
+  CHECK(tcp(pair->b).counters().receive_bytes == claimed);
+  CHECK(tcp(pair->b).counters().malformed == 1);
+}
+
 TEST_CASE("transport/tcp: two who connect to each other at once both send", "[transport][fast]") {
   auto pair = make_tcp_pair();
   pair->connect();  // neither has made progress between

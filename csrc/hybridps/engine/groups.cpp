@@ -288,9 +288,6 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   // Only the world may tune settings of the whole process.
   if (group.options.is_world) info.tuning = tuning_;
   set_sizes(info, roster);
-  if (info.codecs != nullptr && info.codecs->spec().scope == compress::CodecScope::kRegions &&
-      info.topology.regions() > 1)
-    info.coded_or_joined->need_elements();
   info.residual_bytes_max = config_.compress_memory;
   info.may_pack = packing_of(roster);
   info.packs_from = config_.compress_min_bytes;
@@ -344,6 +341,9 @@ void Groups::open(const Group& group, const bootstrap::Roster& roster) {
   worker::GroupInfo info = info_of(*group);
   auto codecs = codecs_of(roster);
   if (codecs.is_ok()) info.codecs = codecs.value();
+  if (info.codecs != nullptr && info.codecs->spec().scope == compress::CodecScope::kRegions &&
+      info.topology.regions() > 1)
+    info.coded_or_joined->need_elements();
   Status status;
   {
     const std::lock_guard lock(group->mutex);

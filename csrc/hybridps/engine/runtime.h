@@ -139,7 +139,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void on_group_failed(core::GroupUid uid, const core::Status& status, const core::Status& cause,
                        bool found_here) override;
   void on_group_waits(core::GroupUid uid) override;
-  std::string lack_of_descriptors() const override;
+  std::string lack_of_descriptors(const std::vector<core::EngineId>& peers) const override;
   std::uint64_t bytes_through_card() const override;
   void send_now() override {
     transports_.data->send_now();

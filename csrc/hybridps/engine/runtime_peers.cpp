@@ -183,12 +183,12 @@ void Runtime::peer_failed(core::EngineId id, core::Status cause, bool silent) {
   peers_.close_connections(id, cause);
 }
 
-std::string Runtime::lack_of_descriptors() const {
+std::string Runtime::lack_of_descriptors(const std::vector<core::EngineId>& peers) const {
   constexpr std::size_t kNamed = 3;
   std::string names;
   std::size_t count = 0;
-  for (const core::EngineId peer : peers_.in_use())
-    if (peers_.facts_of(peer).lacks_descriptors && ++count <= kNamed)
+  for (const core::EngineId peer : peers)
+    if (peers_.knows(peer) && peers_.facts_of(peer).lacks_descriptors && ++count <= kNamed)
       names += (count == 1 ? "" : ", ") + peers_.where(peer);
   if (count == 0) return {};
   if (count > kNamed) names += " and " + std::to_string(count - kNamed) + " more";

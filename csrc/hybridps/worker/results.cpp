@@ -146,7 +146,7 @@ bool Consumer::on_data(const wire::Data& data, flow::Delivery payload) {
   const observe::TraceSpan traced(span_.worker.outbox().trace(), observe::EventType::kCopy, 1, bytes,
                                   span_.run.sequence, span_.plan.id, chunk);
   const bool is_coded = data.chunk.stage == wire::Stage::kResult && data.chunk.attempt == 0;
-  const compress::Codec* const codec = is_coded ? span_.codec_to(span_.parent()) : nullptr;
+  const compress::Codec* const codec = is_coded ? span_.result_codec() : nullptr;
   if (payload.format() == nullptr && (codec == nullptr || bytes == 0)) {
     span_.run.output.write(at, bytes, payload.data());
     return true;

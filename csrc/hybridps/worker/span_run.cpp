@@ -64,7 +64,7 @@ void SpanRun::copy_own() {
 bool SpanRun::fits(const wire::ChunkId& id, const flow::Delivery& payload) const {
   const std::size_t bytes = span_.bytes_of(id.number);
   const bool may_be_coded = id.stage == wire::Stage::kResult && id.attempt == 0;
-  const compress::Codec* const codec = may_be_coded ? span_.codec_to(span_.parent()) : nullptr;
+  const compress::Codec* const codec = may_be_coded ? span_.result_codec() : nullptr;
   // Coded memory takes the codec's bytes alone.
   if (span_.run.operation.coded && bytes > 0 && (codec == nullptr || payload.format() != nullptr)) return false;
   return codec == nullptr || bytes == 0

@@ -71,6 +71,10 @@ struct SpanView {
   /// The codec for data between this rank and `rank`, an owner or an agent; null: none. Where sums have levels nothing
   /// is encoded inside a region.
   const compress::Codec* codec_to(int rank) const noexcept;
+  /// The codec of results that come to this rank from another node; null: none.
+  const compress::Codec* result_codec() const noexcept {
+    return codec_to(plan.sink == schedule::kAll ? parent() : plan.owner);
+  }
   /// compress::ChunkOrigin::speaker of this node's contributions, or of its region's sums where the span has levels.
   std::uint32_t own_speaker() const noexcept;
   /// Encodes `values`, the elements of the chunk, and updates the CodecCounts. Returns the encoded size. `speaker`: as

@@ -287,9 +287,11 @@ void Worker::learn(GroupState& group, const flow::Delivery& told) {
   const std::string_view text(reinterpret_cast<const char*>(told.data()), told.bytes());
   if (!group.census.learn(text, group.known, core::Clock::now()) || group.running.empty()) return;
   OperationRun& oldest = *group.running.begin()->second;
-  for (int rank = 0; rank < group.info.topology.size(); ++rank)
-    if (group.known[static_cast<std::size_t>(rank)].is_known && !has_issued(group, rank, oldest.sequence))
-      oldest.blamed = rank;
+  std::vector<int> missing;
+  for (int rank = 0; rank < group.info.topology.size() && missing.size() < 2; ++rank)
+    if (!has_issued(group, rank, oldest.sequence)) missing.push_back(rank);
+  // Of several, most may have issued the operation without a word of it here yet.
+  if (missing.size() == 1) oldest.blamed = missing.front();
 }
 
 void Worker::tell_news(GroupState& group, core::TimePoint now) {
@@ -452,7 +454,9 @@ void Worker::expire(OperationRun& run) {
   for (std::size_t i = 0; i < std::min(missing.size(), kDescribedMax); ++i)
     why += (i == 0 ? " without " : ", ") + run.group.info.member_text(missing[i]);
   if (missing.size() > kDescribedMax) why += " and " + std::to_string(missing.size() - kDescribedMax) + " more";
-  if (const std::string lack = host_.lack_of_descriptors(); !lack.empty()) why += ", because " + lack;
+  std::vector<core::EngineId> engines;
+  for (const int rank : missing) engines.push_back(run.group.info.members.engine(rank));
+  if (const std::string lack = host_.lack_of_descriptors(engines); !lack.empty()) why += ", because " + lack;
   core::Status status(core::Code::kTimeout, std::move(why));
   if (run.operation.kind == schedule::Kind::kGoodbye)
     finish(run, std::move(status));

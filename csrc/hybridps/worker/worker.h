@@ -51,8 +51,8 @@ class Host {
   /// Sends the messages that wait for further messages to the same peer. Called when an operation is over here: its
   /// caller may end the process next.
   virtual void send_now() = 0;
-  /// Which connections wait for file descriptors, and what to do; empty: none does.
-  virtual std::string lack_of_descriptors() const = 0;
+  /// Which connections to these peers wait for file descriptors, and what to do; empty: none does.
+  virtual std::string lack_of_descriptors(const std::vector<core::EngineId>& peers) const = 0;
   /// Payload bytes through this process's network card, in the direction that has more.
   virtual std::uint64_t bytes_through_card() const = 0;
   /// The group goes on without this dedicated server, even if the server looks healthy from here. The host must close

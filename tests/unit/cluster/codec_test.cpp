@@ -64,8 +64,7 @@ struct Layout {
 };
 
 struct Job {
-  Job(const Layout& layout, bool with_codec, std::size_t chunk_bytes = 1024) {
-    ClusterOptions options;
+  Job(const Layout& layout, bool with_codec, std::size_t chunk_bytes = 1024, ClusterOptions options = {}) {
     options.node_of = layout.node_of;
     options.servers = layout.servers;
     options.chunk_bytes = chunk_bytes;
@@ -445,6 +444,23 @@ TEST_CASE("cluster/codec: between regions each region's sum is encoded once, and
       const std::vector<float> expected = coded(total);
       for (std::size_t i = 0; i < count; ++i) REQUIRE(result[i] == expected[i]);
     }
+}
+
+TEST_CASE("cluster/codec: between regions what goes as other bytes gives the same bits", "[cluster][fast]") {
+  for (const Regions& regions : kRegions) {
+    Job plain({regions.node_of, {}}, false, 448, options_of(regions));
+    Job padded({regions.node_of, {}}, true, 1024, options_of(regions));
+    for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kReduceScatter})
+      for (const std::size_t count : {std::size_t{1}, std::size_t{63}, std::size_t{1000}, std::size_t{5003}})
+        for (int root = kind == Kind::kReduce ? plain.cluster->size() - 1 : -1; root >= -1; --root) {
+          if (kind == Kind::kReduce && root < 0) break;
+          INFO(regions.node_of.size() << " ranks, kind " << static_cast<int>(kind) << " count " << count << " root "
+                                      << root);
+          REQUIRE(padded.run(kind, count, core::ReduceOp::kSum, root) ==
+                  plain.run(kind, count, core::ReduceOp::kSum, root));
+        }
+    CHECK(padded.encoded() > 0);
+  }
 }
 
 TEST_CASE("cluster/codec: between regions, bits depend neither on who owns what nor on chunks", "[cluster][fast]") {

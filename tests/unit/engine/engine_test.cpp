@@ -1,4 +1,5 @@
 #include "hybridps/engine/engine.h"
+#include "hybridps/compress/spec.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -28,7 +29,7 @@ struct Rank {
   int rank = 0;
   int size = 1;
   std::filesystem::path folder;
-  std::shared_ptr<engine::Group> open(const std::string& name) const {
+  std::shared_ptr<engine::Group> open(const std::string& name, const std::string& compress = "") const {
     auto engine = engine::Engine::acquire();
     if (!engine.is_ok()) throw std::runtime_error(engine.status().to_string());
     engine::GroupOptions options;
@@ -38,6 +39,7 @@ struct Rank {
     options.size = size;
     options.store = std::make_shared<test::DirectoryStore>(folder);
     options.timeout = std::chrono::seconds(30);
+    options.compress = compress;
     auto group = engine.value()->open_group(options);
     if (!group.is_ok()) throw std::runtime_error(group.status().to_string());
     return group.value();
@@ -304,6 +306,21 @@ TEST_CASE("engine/engine: a member that never comes is named at the deadline", "
     auto group = engine.value()->open_group(options).value();
     const core::Status status = group->wait_ready();
     check(!status.is_ok() && status.message().find("[1]") != std::string::npos, status.to_string());
+    leave(group);
+  });
+  REQUIRE(codes == std::vector<int>(2, 0));
+}
+
+TEST_CASE("engine/engine: memory may be coded unless a region adds elements", "[engine]") {
+  const auto scope = GENERATE(compress::CodecScope::kRegions, compress::CodecScope::kNodes);
+  const bool has_regions = GENERATE(true, false);
+  const auto codes = run_ranks({"a", "b"}, 0, [&](const Rank& me) {
+    if (has_regions) setenv("HYBRIDPS_REGION", me.rank == 0 ? "east" : "west", 1);
+    compress::Spec spec = compress::parse_spec("int8").value();
+    spec.scope = scope;
+    auto group = me.open("world", compress::text_of(spec));
+    check(group->wait_ready().is_ok(), "not ready");
+    check(group->may_code() == (!has_regions || scope == compress::CodecScope::kNodes), "may_code() is wrong");
     leave(group);
   });
   REQUIRE(codes == std::vector<int>(2, 0));

@@ -352,7 +352,10 @@ void TcpTransportImpl::accept_again() {
 /// The greeting may have arrived already. If not, a peer comes again.
 void TcpTransportImpl::drop_greeting(TcpLink& link) {
   (void)read(link);
-  if (link.state == TcpLink::LinkState::kGreeting) refuse(link);
+  if (link.state != TcpLink::LinkState::kGreeting) return;
+  const auto answer = encode(TcpReply{TcpAnswer::kBusy, {}});
+  (void)!::send(link.socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  refuse(link, /*reset=*/false);
 }
 
 std::size_t TcpTransportImpl::accept_all() {

@@ -32,6 +32,7 @@ namespace {
 
 constexpr std::size_t kGreetingsMax = 1024;
 constexpr int kBacklog = 4096;
+constexpr std::size_t kUnnamedMax = 256;
 /// After one of two sessions with a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
@@ -209,6 +210,9 @@ void TcpTransportImpl::introduce(core::EngineId peer, std::span<const std::byte>
   if (!is_new) return;
   for (const auto& link : links_)
     if (link->peer == found->first && link->name.value != 0) renamed_.emplace(std::exchange(link->name, peer), peer);
+  for (const auto& [id, name] : unnamed_)
+    if (id == found->first) renamed_.emplace(name, peer);
+  std::erase_if(unnamed_, [&](const auto& one) { return one.first == found->first; });
 }
 
 core::EngineId TcpTransportImpl::name_of(core::EngineId from) {
@@ -285,7 +289,12 @@ std::size_t TcpTransportImpl::progress() {
   did += run_completions();
   did += attend();
   if (std::exchange(has_closed_, false))
-    std::erase_if(links_, [](const auto& link) { return link->state == TcpLink::LinkState::kClosed; });
+    std::erase_if(links_, [this](const auto& link) {
+      if (link->state != TcpLink::LinkState::kClosed) return false;
+      if (link->name.value != 0 && names_.count(link->peer) == 0) unnamed_.emplace_back(link->peer, link->name);
+      if (unnamed_.size() > kUnnamedMax) unnamed_.pop_front();
+      return true;
+    });
   return did;
 }
 

@@ -5,12 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/fork.h"
@@ -159,6 +161,9 @@ class TcpTransportImpl final : public TcpTransport {
   std::map<TcpId, TcpEndpoint*> by_id_;
   std::map<TcpId, core::EngineId> names_;                       // of the transports that were introduced
   std::unordered_map<core::EngineId, core::EngineId> renamed_;  // what stood for a peer before that, and its name
+  /// What stood for peers that nobody had introduced when their links closed: messages of theirs may wait for a group
+  /// to open. The newest kUnnamedMax.
+  std::deque<std::pair<TcpId, core::EngineId>> unnamed_;
 
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;

@@ -26,9 +26,10 @@ constexpr std::uint64_t wire_bytes_limit(std::uint64_t bytes) noexcept { return 
 
 /// Where a chunk comes from, for codecs that draw random numbers or remember.
 struct ChunkOrigin {
-  std::uint64_t seed = 0;        // of the operation; the same on all ranks
-  std::uint64_t first = 0;       // the chunk's first element in the tensor
-  std::uint32_t speaker = 0;     // 0: the owner sends a sum; node + 1: the node sends its contribution
+  std::uint64_t seed = 0;   // of the operation; the same on all ranks
+  std::uint64_t first = 0;  // the chunk's first element in the tensor
+  /// 0: the owner sends a sum. node + 1: the node sends its contribution. nodes + region + 1: the region's sum.
+  std::uint32_t speaker = 0;
   float* residual = nullptr;     // for the chunk's elements, read and written; null: nothing is remembered
   std::uint32_t not_finite = 0;  // output, added to: blocks with a value that is not finite; decoded as NaN
 };

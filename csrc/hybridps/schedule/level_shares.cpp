@@ -11,8 +11,8 @@ namespace {
 constexpr double kGainMin = 1.02;
 constexpr int kRounds = 400;
 constexpr double kFirstStep = 0.3;
-// Work of a round; larger groups keep the given shares. All rounds then take some 10 ms, which the progress thread can
-// spare at a change of plans.
+// Work of a round; larger groups keep the given shares. All rounds then take less than 0.1 s (4,000 nodes in two
+// regions: 36 ms, measured on one core). The progress thread waits so long at a change of plans.
 constexpr std::size_t kWorkMax = 20'000;
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }

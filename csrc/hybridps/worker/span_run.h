@@ -20,10 +20,10 @@ class SpanRun : core::Pinned {
 
   /// Opens streams and offers the chunks that can go at once. False: earlier contributions disagree.
   bool start();
-  /// Data of any stage, except kPush of an aggregate, which goes to the Server.
   /// Whether this member may send this rank data, or announcements, of the chunk: what a node's rank gives to its
   /// agent, a source to an owner, an owner or who stands in for it to a consumer.
   bool may_come_from(int member, const wire::ChunkId& chunk) const;
+  /// Data of any stage, except kPush of an aggregate, which goes to the Server.
   void on_data(const wire::From& from, const wire::Data& data, flow::Delivery payload);
   void on_announce(const wire::From& from, const wire::Announce& announce);
   void on_grant(core::EngineId peer, const wire::Grant& grant);

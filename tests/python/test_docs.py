@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from repo import ROOT
+from repo import ROOT, tracked_files
 
 
 def test_the_site_builds_without_a_warning():
@@ -68,3 +68,29 @@ def test_what_the_page_of_failures_quotes_is_said_by_the_code():
         parts = [part.strip() for part in re.split(r"rank \d+|\(host pid\)|\d[\d.]* ?s?\b", quote)]
         assert any(parts), quote
         assert all(part in code for part in parts), f"docs/failures.md quotes what nothing says: {quote}"
+
+
+def test_every_decision_that_is_named_has_a_place():
+    """Comments and pages say "decision 44": the index of docs/decisions leads there, each link to its heading."""
+    folder = ROOT / "docs" / "decisions"
+    headings = set()
+    for page in folder.glob("[a-z]*.md"):
+        for heading in re.findall(r"(?m)^## (\d+ .+)$", page.read_text()):
+            headings.add((page.name, re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")))
+    links = re.findall(r"\[(\d+)\]\(([a-z-]+\.md)#(\S+?)\)", (folder / "README.md").read_text())
+    assert {(page, anchor) for _, page, anchor in links} == headings
+    assert all(anchor.startswith(f"{number}-") for number, _, anchor in links)
+    known = {int(number) for number, _, _ in links}
+    assert known == set(range(1, max(known) + 1))
+    wrong = []
+    for path in tracked_files():
+        if b"\0" in path.read_bytes()[:4096]:
+            continue
+        text = path.read_text(errors="replace")
+        named = [int(number) for number in re.findall(r"\b[Dd]ecisions?\s+\[?(\d+)\b", text)]
+        wrong += [f"{path.relative_to(ROOT)}: decision {number}" for number in named if number not in known]
+        prefix = "" if path.parent == folder else "decisions/"
+        for page, anchor in re.findall(rf"[/(]{prefix}([a-z-]+\.md)#(\d+-[\w-]+)", text):
+            if (page, anchor) not in headings:
+                wrong.append(f"{path.relative_to(ROOT)}: {page}#{anchor}")
+    assert not wrong

@@ -856,7 +856,7 @@ def test_a_tensor_gets_other_memory_while_its_operation_is_under_way(nodes):
 
 
 def different_orders(rank, world, group_count, operations, seed):
-    """Design decision 7: groups issued in a different order on each rank cannot deadlock on each other's memory.
+    """Groups issued in a different order on each rank cannot deadlock on each other's memory.
 
     Operations of one group come in the same order everywhere; how groups interleave is each rank's own choice.
     """

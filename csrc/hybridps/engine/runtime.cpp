@@ -72,7 +72,8 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
     }
   };
   auto forward = std::make_shared<Forward>();
-  // Wider windows do not raise the grants: granted chunks ignore the common pace of the owners (docs/decisions/0008).
+  // Wider windows do not raise the grants: granted chunks ignore the common pace of the owners (decision 8:
+  // docs/decisions/flow-control.md).
   const std::uint64_t grant_bytes = options_.cards * std::min(options_.window_bytes, kGrantWindowBytes) * 2 / 3;
   server_ = std::make_unique<server::Server>(*outbox_, *forward, options_.grant_chunks, grant_bytes);
   worker_ = std::make_unique<worker::Worker>(

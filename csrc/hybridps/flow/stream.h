@@ -48,7 +48,7 @@ class Source {
 /// How many chunks in a row (to one peer, or of a receiver's grants) may pass waiters of lower priority. Then comes the
 /// passed waiter that has waited longest. So no waiter starves: one of kPassesMax + 1 chunks goes to a passed waiter. A
 /// larger share would hurt: chunks that are done early, but needed late, leave the card idle at the end
-/// (docs/decisions/0025-priorities.md).
+/// (decision 25: docs/decisions/flow-control.md).
 inline constexpr std::uint32_t kPassesMax = 63;
 
 /// A queue of streams that wait for the same thing, by priority, then by arrival. Each stream is linked by its own

@@ -7,7 +7,7 @@
 //          - A plan version may have a wider or narrower window (Tuning::window_step).
 //          - Threads that nap read later: windows grow by the bytes that arrive meanwhile.
 //          - A member of several groups gets its smallest window: operations of all groups may meet at one card.
-// Source   figures: docs/decisions/0007, 0008, 0016, 0020.
+// Source   figures: docs/decisions/flow-control.md (decisions 7, 8, 16, 20).
 // Threads  not thread-safe: one thread at a time.
 #pragma once
 

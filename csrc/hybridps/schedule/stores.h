@@ -1,7 +1,7 @@
 // hybridps/schedule/stores.h: finds by trials whether non-temporal stores suit the slots that another core reads.
 //
-// Model    The quicker kind of store depends on how near the cores are. No interface tells this distance
-//          (docs/decisions/0037-past-the-cache.md), and on virtual cores the distance may change. In each class of
+// Model    The quicker kind of store depends on how near the cores are. No interface tells this distance (decision 37:
+//          docs/decisions/shared-memory.md), and on virtual cores the distance may change. In each class of
 //          operations (a kind and a size), operations at certain places are trials: one block with non-temporal stores,
 //          two blocks with cached stores, one block with non-temporal stores. The first operation of a block meets
 //          slots that were written the other way, and does not count. Of the others, the quickest of either kind are

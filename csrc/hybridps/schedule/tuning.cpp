@@ -8,7 +8,8 @@ namespace hybridps::schedule {
 namespace {
 
 constexpr int kChunkLeast = 4 * 1024;
-// Larger chunks gained nothing at 15 Gbit/s (docs/decisions/0008), and a local peer holds whole slots.
+// Larger chunks gained nothing at 15 Gbit/s (decision 8: docs/decisions/flow-control.md), and a local peer holds whole
+// slots.
 constexpr int kChunkMost = 256 * 1024;
 
 }  // namespace

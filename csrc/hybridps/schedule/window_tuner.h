@@ -24,7 +24,7 @@ class WindowTuner {
   };
   static constexpr Rounds kUsual = {std::chrono::milliseconds(1), std::chrono::milliseconds(2)};
   /// With dedicated servers, owners with unequal shares wait for each other. The bytes under way meanwhile keep the
-  /// cards busy (docs/decisions/0016).
+  /// cards busy (decision 16: docs/decisions/flow-control.md).
   static constexpr Rounds kPatient = {std::chrono::milliseconds(10), std::chrono::milliseconds(20)};
   /// The window stays: the path decides (schedule/far_window.h).
   static constexpr Rounds kFixed = {Duration::zero(), Duration::max()};

@@ -5,7 +5,8 @@
 //          paired by their position in the list. Both ends find the same pairs. An endpoint distributes its messages
 //          over its pairs. Each pair gets bytes in proportion to the rate of its cards. A peer with only one pair costs
 //          nothing: its endpoint is the inner transport's.
-// Why      Over TCP, UCX uses only one card if it must report failed peers (docs/decisions/0012).
+// Why      Over TCP, UCX uses only one card if it must report failed peers (decision 12:
+//          docs/decisions/owners-and-shares.md).
 // Owner    The joined Transport owns the inner transports.
 // Threads  As for every Transport.
 // Errors   As for every Transport. If a pair cannot be made or breaks, the endpoint fails, and the text names both

@@ -1,8 +1,8 @@
 // hybridps/transport/handover.h: decides whether a separate thread or the engine's thread moves a transport's bytes.
 //
-// Why      A separate thread takes most of a fast network's cost off the thread that sums (docs/decisions/0015). But
-//          messages then wait for the separate thread. So a handover pays only while moving bytes keeps the engine's
-//          thread busy.
+// Why      A separate thread takes most of a fast network's cost off the thread that sums. But messages then
+//          wait for the separate thread. So a handover pays only while moving bytes keeps the engine's thread busy
+//          (decisions 15 and 38: docs/decisions/threads.md).
 // Model    There is one Handover for all data transports of an engine. Time is cut into stretches. If the engine's
 //          thread spent at least the fraction `busy` of a stretch on moving bytes, the transport that ended the stretch
 //          is handed over. The stretch also gives the cost per byte. Bytes that other threads move are converted to

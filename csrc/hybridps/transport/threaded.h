@@ -1,7 +1,7 @@
 // hybridps/transport/threaded.h: a Transport that a separate thread drives.
 //
 // Why      Over TCP, the system calls and copies of a fast card fill a core. The engine's thread has only one core, and
-//          also sums (docs/decisions/0015).
+//          also sums (decision 15: docs/decisions/threads.md).
 // Model    One TransportThread may drive several transports. send() and close() queue commands for the thread. The
 //          thread runs the commands on the inner transport and queues the results as events: messages, completions,
 //          failures. progress() hands out the events. Each side wakes the other only if the other sleeps or has armed.

@@ -251,8 +251,8 @@ void Worker::choose_stores(OperationRun& run) {
   GroupState& group = run.group;
   const Operation& o = run.operation;
   const std::uint64_t bytes = run.input.bytes() + run.output.bytes();
-  // Whether the operation may be a trial of non-temporal stores (schedule/stores.h,
-  // docs/decisions/0037-past-the-cache.md). In a trial all ranks choose the same stores, by the operation's kind and
+  // Whether the operation may be a trial of non-temporal stores (schedule/stores.h; decision 37:
+  // docs/decisions/shared-memory.md). In a trial all ranks choose the same stores, by the operation's kind and
   // size. So operations with different sizes per rank are left out (all_to_all). A trial compares durations. So kinds
   // that end much earlier on some ranks are left out (reduce, gather, scatter), as are operations of which the engine
   // does only a part (other scopes), compressed operations, and outer steps.

@@ -6,7 +6,7 @@
 //          an event may follow the work.
 //          Communicators of a group that also uses the network have few blocks each. A dozen groups may reach the GPUs
 //          of a node in different orders, and their kernels then still fit on a GPU together. Groups share no
-//          communicator: decision 33.
+//          communicator (decision 33: docs/decisions/devices.md).
 // Rules    (NCCL user guide)
 //          Group calls, "Nonblocking Group Operation": after ncclGroupEnd() has returned ncclInProgress, make no other
 //          call and no CUDA call on the stream, until ncclCommGetAsyncError() says ncclSuccess.

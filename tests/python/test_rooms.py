@@ -45,6 +45,12 @@ def test_the_table_has_no_cycle_and_lists_a_room_after_what_it_uses():
         seen.add(room)
 
 
+def test_the_page_of_how_it_works_lists_every_room():
+    rows = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if line.startswith("| `")]
+    named = {room for line in rows for room in re.findall(r"`([\w/]+)`", line.split("|")[1])}
+    assert set(ROOMS) <= named, f"docs/architecture.md lacks {sorted(set(ROOMS) - named)}"
+
+
 def test_every_source_file_is_in_a_room():
     assert SOURCES
     homeless = [

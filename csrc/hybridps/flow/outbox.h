@@ -11,7 +11,7 @@
 //                     chunks". Across the network the window also limits these chunks, with a separate credit account.
 //          A stream that waits for a permit holds no staging memory: Source::payload produces a chunk's bytes only when
 //          the chunk may go. Receivers grant only work that can finish. For these two reasons, ranks may issue
-//          operations of different groups in different orders (docs/architecture.md, Memory).
+//          operations of different groups in different orders (docs/architecture.md, Flow control).
 // Order    Per peer, urgent streams (tiny operations) go first, then streams by priority. Streams of one priority go in
 //          order of their first offer. The Outbox decides again for every chunk, so a late stream of high priority
 //          passes the remaining chunks of others. No stream waits for ever: one of kPassesMax + 1 chunks belongs to a

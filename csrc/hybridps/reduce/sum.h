@@ -4,7 +4,7 @@
 // Arith.   Elements are combined left to right: ((x0 op x1) op x2) ... The accumulator is fp32 for float16, bfloat16
 //          and the float8 kinds, and the element's own type otherwise (integers wrap). The result is rounded once,
 //          to nearest even, after the scale. Bits never depend on the instruction set, alignment or count.
-// Source   docs/architecture.md, Sums: each stage accumulates in fp32 and rounds once.
+// Source   docs/architecture.md, Bits: each stage accumulates in fp32 and rounds once.
 #pragma once
 
 #include <cstddef>

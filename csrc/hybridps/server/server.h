@@ -6,7 +6,7 @@
 //          headers, so contributions may arrive before the owner's own rank has started the operation.
 // Memory   The eager allowance bounds the contributions that nodes send under it. Beyond the allowance, nodes announce.
 //          Once every node is known to take part, chunks are granted in order, at most `grant_chunks` unfinished chunks
-//          at a time. Each granted chunk can finish, whatever else waits (docs/architecture.md, Memory).
+//          at a time. Each granted chunk can finish, whatever else waits (docs/architecture.md, Flow control).
 // Threads  the engine's progress thread.
 // Errors   the Listener is told about a contribution that disagrees with the others, with both signatures.
 #pragma once

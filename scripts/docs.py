@@ -20,6 +20,8 @@ def relinked(text: str, source: Path) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         place = (source.parent / target).resolve()
+        if place == ROOT / "README.md":
+            return f"[{label}](index.md{anchor})"
         decision = place.is_relative_to(ROOT / "docs" / "decisions")  # not in the site
         if place.is_relative_to(ROOT / "docs") and place.is_file() and not decision:
             page = place.relative_to(ROOT / "docs")

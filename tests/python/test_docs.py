@@ -58,6 +58,16 @@ def test_what_is_installed_says_the_version_of_the_tree():
         assert done.stdout.split()[:2] == ["hybridps-server", version_of_the_tree()], done
 
 
+def test_what_the_page_of_exceptions_quotes_is_said_by_the_code():
+    sources = [*sorted((ROOT / "csrc").rglob("*.cpp")), *sorted((ROOT / "python").rglob("*.py"))]
+    code = "".join(path.read_text() for path in sources)
+    page = (ROOT / "docs" / "exceptions.md").read_text()
+    quotes = [quote for line in page.splitlines() if line.startswith("|") for quote in re.findall(r'"([^"]+)"', line)]
+    assert len(quotes) >= 10, quotes
+    unsaid = [quote for quote in quotes if quote not in code]
+    assert not unsaid, f"docs/exceptions.md quotes what nothing says: {unsaid}"
+
+
 def test_what_the_page_of_failures_quotes_is_said_by_the_code():
     """Word by word, between what differs from case to case: numbers, ranks, hosts."""
     code = "".join(path.read_text() for path in sorted((ROOT / "csrc").rglob("*.cpp")))

@@ -37,6 +37,8 @@ def test_the_changelog_begins_with_the_version_that_is_built():
     ("page", "pattern"),
     [
         ("README.md", r"Version (\S+?)[:,]"),
+        ("CITATION.cff", r"(?m)^version: (\S+)"),
+        ("SECURITY.md", r"older builds of (\S+)"),
         ("docs/launchers.md", r"hybridps-(\d\S*?)\+torch"),
         ("scripts/wheel", r"hybridps-(\d\S*?)\+torch"),
         ("examples/launchers/jobset.yaml", r"hybridps-server:(\S+)"),

@@ -57,159 +57,137 @@ constexpr double kDay = 86400;
 const auto& settings() {
   static const std::array kSettings = {
       Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
-              "Node identity of this rank: ranks with the same one share memory. Unset: derived from the host's boot "
-              "id and namespaces. Also the way to emulate several nodes on one machine."},
-      Setting{
-          "REGION", SettingKind::kText, &Config::region, "", 0, 0,
-          "Region of this rank's node, a rack or a site: a name, or east@0.5 with the rate of its uplink in Gbit/s. "
-          "Nodes of one region reach each other better than those of others; sums then cross the network between "
-          "regions once per region. Of three regions or more, those with a slow uplink then own less. Set on all "
-          "ranks or on none, and on hybridps-server as on the ranks near it. Unset: nodes more than 1 ms apart are "
-          "found to be in other regions. One name on all ranks: no regions."},
-      Setting{
-          "SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
-          "Dedicated servers to use, host:port separated by commas; asked by rank 0 of each group of 3 nodes or more."},
+              "Name of this rank's node: ranks with the same name share memory. Unset: derived from the host's boot "
+              "id and namespaces. Different names emulate several nodes on one machine."},
+      Setting{"REGION", SettingKind::kText, &Config::region, "", 0, 0,
+              "Rack or site of this node: a name, or east@0.5 with its uplink in Gbit/s. On all ranks or on none; on "
+              "servers as on ranks near them. One name on all: no regions. Unset: found if over 1 ms apart."},
+      Setting{"SERVERS", SettingKind::kText, &Config::servers, "", 0, 0,
+              "Dedicated servers to use, host:port separated by commas. Groups of 3 nodes or more use them."},
       Setting{"SERVERS_REQUIRED", SettingKind::kBool, &Config::servers_required, "", 0, 0,
-              "Whether a dedicated server that cannot be used ends the job. Off: it is reported and left out."},
+              "1: a dedicated server that cannot be used ends the job. 0: it is reported and left out."},
       Setting{"SERVERS_RETRY_SECONDS", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
-              "How soon a group that is open asks again for dedicated servers that it lacks or has lost, which join it "
-              "then; up to 16 times as long where they do not come. 0: never, they are left out until there is a new "
-              "group."},
+              "How soon an open group asks again for a dedicated server that it lacks; up to 16 times as long if the "
+              "server stays away. 0: never."},
       Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
-              "Secret that a job and its dedicated servers share, of 16 bytes at least; visible to whoever may see the "
-              "environment."},
+              "Secret that a job and its dedicated servers share, 16 bytes or more. Whoever sees the environment can "
+              "read it."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
-              "File whose first line is the token. It is this user's, and nobody else may read it, or root's, and its "
-              "group may read it too. ~/ is the home folder; HYBRIDPS_TOKEN wins."},
+              "File whose first line is the token. Its owner must be this user (mode 0600 or 0400) or root (the group "
+              "may read it: 0640 or 0440). ~/ is the home folder. HYBRIDPS_TOKEN wins."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
-              "Network interface for control traffic. Unset: the one that routes to MASTER_ADDR, or where that is a "
-              "name of this machine for loopback (127.0.1.1), that of the default route, else the only one."},
-      Setting{
-          "PORTS", SettingKind::kPorts, &Config::ports, "", 0, 0,
-          "TCP ports that ranks listen on for each other, as 20000-20099, for firewalls that let named ports in. Of "
-          "each machine: two for each rank, and one more for each further network card and connection. Unset: any "
-          "free port."},
+              "Network interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if "
+              "that is loopback here (127.0.1.1), the default route's, else the only one."},
+      Setting{"PORTS", SettingKind::kPorts, &Config::ports, "", 0, 0,
+              "Range of TCP ports that ranks listen on, as 20000-20099, for firewalls. A machine needs two per rank, "
+              "and one more per further card and connection. Unset: any free port."},
       Setting{"TCP_CONGESTION", SettingKind::kText, &Config::tcp_congestion, "", 0, 0,
-              "Congestion control of all connections of hybridps's own TCP, not of UCX, as bbr where the path loses "
-              "packets. Unset: the kernel's (net.ipv4.tcp_congestion_control)."},
-      Setting{
-          "TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
-          "The most that one connection of hybridps's own TCP, not of UCX, sends, paced by the kernel. For a network "
-          "that is shared with others. 0: no limit."},
-      Setting{
-          "DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
-          "The class of all packets over hybridps's own TCP, not over UCX, for routers and switches that go by it (RFC "
-          "2474)."},
+              "Congestion control of hybridps' own TCP, not of UCX: bbr if the path loses packets. Unset: the "
+              "kernel's (net.ipv4.tcp_congestion_control)."},
+      Setting{"TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
+              "Most that one connection of hybridps' own TCP sends, paced by the kernel; for networks that are shared "
+              "with others. 0: no limit."},
+      Setting{"DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
+              "Class of all packets of hybridps' own TCP, for routers and switches (RFC 2474)."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
               "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
               "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", SettingKind::kTransport, &Config::data_transport, "", 0, 0,
-              "auto: RDMA where this machine has an active port and UCX has verbs, else TCP on the control interface; "
-              "rdma: an error where that is not so; tcp: no RDMA; ucx: no RDMA, and TCP through UCX, which auto takes "
-              "as well where UCX's own settings for TCP or its devices are set. The same on all ranks and servers."},
+              "auto: RDMA if a port is active and UCX has verbs, else TCP. rdma: an error instead of TCP. tcp: no "
+              "RDMA. ucx: TCP through UCX; auto takes it if UCX_TCP_* is set. The same on all ranks."},
       Setting{"DATA_SOCKETS", SettingKind::kCount, &Config::data_sockets, "connections", 1, 16,
-              "TCP connections for data to each peer and network card: more than one where one alone does not fill the "
-              "card, as over long distances or where a cloud limits each."},
-      Setting{
-          "DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
-          "Threads of a process that move its data through the network, each with connections of its own; at most one "
-          "for each of HYBRIDPS_DATA_SOCKETS and network card. 0: the thread that sums does it. auto: that thread "
-          "while it has the time, and over TCP, while it has not, as many as there are free cores, 4 at most."},
+              "TCP connections for data to each peer and card. More than one if one does not fill the card: long "
+              "distances, clouds with a limit per connection."},
+      Setting{"DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
+              "Threads that move data, at most one per connection and card. 0: the summing thread does it. auto: 0 at "
+              "first; over TCP, if that thread is too busy, as many as cores are free, up to 4."},
       Setting{"CORES", SettingKind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
-              "Cores that each process may count on, which decide what moves data; auto: those that it may run on, or "
-              "its container's quota, divided by the ranks on the machine unless each process was given its own. These "
-              "are LOCAL_WORLD_SIZE, or what Open MPI, MPICH or Slurm say, or all of the job, 8 at most. Where several "
-              "jobs share them: less."},
+              "Cores that each process may use; they decide how many threads move data. auto: the process's cores or "
+              "its container's quota, divided by the ranks on the machine. Set less if jobs share cores."},
       Setting{"NIC_GBPS", SettingKind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
               "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
       Setting{"FIND_RATES", SettingKind::kBool, &Config::find_rates, "", 0, 0,
-              "Whether shares follow what the network is found to carry, beyond what HYBRIDPS_NIC_GBPS says; groups of "
-              "3 nodes or more."},
+              "1: shares follow the rates that are measured, beyond HYBRIDPS_NIC_GBPS; in groups of 3 nodes or more."},
       Setting{"TUNE", SettingKind::kBool, &Config::tune, "", 0, 0,
-              "Whether chunk sizes, windows, connections and pace are tried out while the job runs, and kept where "
-              "operations take less time; results are the same. Of groups whose rank 0 has it on; to choose from, all "
-              "ranks need it."},
+              "1: chunk sizes, windows, connections and pace are tried out while the job runs; the faster ones are "
+              "kept. Results are the same. Set it on all ranks."},
       Setting{"SMALL_FIRST", SettingKind::kBool, &Config::small_first, "", 0, 0,
-              "Whether operations of 4 KiB at most pass larger ones. Off: they wait behind them, to compare."},
+              "1: operations of up to 4 KiB pass larger ones. 0: they wait in line, for comparisons."},
       Setting{"SHM", SettingKind::kBool, &Config::shm, "", 0, 0,
-              "Whether ranks on one node share memory. Off: every rank is a node of its own."},
+              "1: ranks on one node share memory. 0: every rank is a node of its own."},
       Setting{"HEARTBEAT_SECONDS", SettingKind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
               "A watched peer is asked twice in this time whether it lives."},
-      Setting{
-          "DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
-          "A peer that has not answered for so long is declared dead, and a connection that broke is tried again for "
-          "so long; more than HYBRIDPS_HEARTBEAT_SECONDS. Unset: 5 for the members of groups that can go on without "
-          "them (reconfigure(), dedicated servers)."},
+      Setting{"DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
+              "A peer that is silent for so long is dead; a broken connection is tried again for so long. More than "
+              "HYBRIDPS_HEARTBEAT_SECONDS. Unset: 5 where the group can go on without the peer."},
       Setting{"LINGER_SECONDS", SettingKind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
               "How long shutdown keeps serving peers that have not said goodbye."},
       Setting{"WARN_SECONDS", SettingKind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
-              "Waiting time after which an operation is reported as slow; 0: never."},
+              "Waiting time after which an operation is reported as slow. 0: never."},
       Setting{"POOL_BYTES", SettingKind::kBytes, &Config::pool_bytes, "bytes", kMiB, 1024 * kGiB,
-              "Memory for network buffers per process; K, M and G are powers of 1024."},
+              "Memory for network buffers per process. K, M and G are powers of 1024."},
       Setting{"EAGER_BYTES", SettingKind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
               "What a peer may send before it is granted memory."},
       Setting{"FAR_BYTES", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
-              "The same for a peer whose round trip is 2 ms or more, where four times what the path holds is under "
-              "way, at most this."},
+              "The same for a peer whose round trip is 2 ms or more: four times what the path holds, at most this."},
       Setting{"WINDOW_BYTES", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
-              "What all peers together may have under way unasked to one network card; each uses its part, at least "
-              "32K, and more where the card is seen to carry more in 2 ms, or credit comes back within 1 ms (10 ms in "
-              "groups with dedicated servers)."},
+              "What all peers together may have under way to one network card before they ask. A peer's part is 32K "
+              "or more. Windows grow from here by what the card carries."},
       Setting{"CHUNK_BYTES", SettingKind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
-              "Payload of one network message, at most; groups of many nodes use less, 16K at the least."},
+              "Payload of one network message, at most. Groups of many nodes use less, 16K at the least. Above 64K, "
+              "chunks stay at 64K."},
       Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
-              "Chunks in flight per peer once its eager allowance is spent."},
-      Setting{
-          "COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
-          "What data becomes between nodes, in groups that do not say otherwise (pg_options). exact: lossless, "
-          "where the network is the limit. off. Or a lossy codec for gradients: bf16, fp16, int8, int4, onebit, "
-          "topk, randomk or dithering, with parameters behind a colon. The same on all ranks. docs/compression.md."},
+              "Chunks that a process has granted and not finished, over all peers and operations; as owner, and again "
+              "as its node's agent. The same on all ranks."},
+      Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
+              "exact: lossless, if the network is the limit. off: nothing. Or a lossy codec for gradients: bf16, "
+              "fp16, int8, int4, onebit, topk, randomk, dithering. The same on all ranks. docs/compression.md."},
       Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
-              "Tensors below are never compressed; the same on all ranks."},
+              "Smaller tensors are never compressed. The same on all ranks."},
       Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
-              "What error feedback may remember per group, at most; a tensor beyond it goes without."},
+              "What error feedback may remember per group, at most. A tensor beyond it goes without feedback."},
       Setting{"DEVICE_CODECS", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
-              "Whether sums of CUDA tensors that go between nodes by int8 are encoded and decoded on the GPU, where it "
-              "can; else by the CPU, with the same bits. Each rank's own choice."},
+              "1: int8 sums of CUDA tensors between nodes are encoded on the GPU, where it can. 0: by the CPU, with "
+              "the same bits. Each rank's own choice."},
       Setting{"SLICE_BYTES", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
-              "CUDA tensors larger than this go through the network in slices, at most 8; the same on all ranks."},
+              "CUDA tensors larger than this go through the network in slices, 8 at most. The same on all ranks."},
       Setting{"STAGING_BYTES", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
-              "Pinned memory per group and GPU for CUDA tensors, at most; more only where one slice needs it."},
+              "Pinned memory per group and GPU for CUDA tensors, at most; more only if one slice needs it."},
       Setting{"LOCAL_NCCL", SettingKind::kBool, &Config::local_nccl, "", 0, 0,
-              "Whether ranks of one node that have a GPU each work on CUDA tensors with NCCL among themselves. Off on "
-              "any rank of a group: through shared memory, as where there is no NCCL or ranks share a GPU."},
+              "1: ranks of one node with a GPU each use NCCL among themselves. 0 on any rank of a group: shared "
+              "memory, as where NCCL is missing or ranks share a GPU."},
       Setting{"GPUDIRECT", SettingKind::kBool, &Config::gpudirect, "", 0, 0,
-              "Whether UCX sends CUDA tensors to other nodes from GPU memory, where it has CUDA support; not what is "
-              "summed. On, and not possible: a warning, and the way through pinned memory."},
+              "1: UCX sends CUDA tensors to other nodes from GPU memory, except sums. If that is not possible: a "
+              "warning, and pinned memory."},
       Setting{"BLOCKING_WAIT", SettingKind::kBool, &Config::blocking_wait, "", 0, 0,
-              "Whether wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
+              "1: wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", SettingKind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
-              "How long a progress thread polls before it sleeps; auto: 50 where its waits are that short and nobody "
+              "How long a waiting thread polls before it sleeps. auto: 50 while its waits are that short and nobody "
               "else wants the core, else 0."},
       Setting{"LOG_LEVEL", SettingKind::kLevel, &Config::log_level, "", 0, 0,
-              "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job is doing; debug: each "
-              "rank how long its start took."},
+              "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job does. debug: each rank "
+              "says how long its start took."},
       Setting{"STATUS", SettingKind::kText, &Config::status, "", 0, 0,
-              "Folder of the socket by which `hybridps status` asks this process, for its user alone; off: none. "
-              "Unset: hybridps in XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
+              "Folder of the socket that `hybridps status` asks, for this user alone; off: none. Unset: hybridps in "
+              "XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
       Setting{"METRICS_FILE", SettingKind::kText, &Config::metrics_file, "", 0, 0,
-              "File for this process's metrics in Prometheus' text format, replaced every second; %p becomes the "
-              "process id, ~/ the home folder."},
+              "File for metrics in Prometheus' text format, replaced every second. %p becomes the process id, ~/ the "
+              "home folder."},
       Setting{"METRICS_LISTEN", SettingKind::kText, &Config::metrics_listen, "", 0, 0,
-              "host:port where the same can be had by HTTP (GET /metrics); the local rank is added to the port. "
-              "Whoever reaches it may read it."},
+              "host:port for the same by HTTP (GET /metrics); the local rank is added to the port. Whoever reaches it "
+              "may read it."},
       Setting{"TRACE", SettingKind::kText, &Config::trace, "", 0, 0,
-              "Folder for a trace of this process, of servers as well, for `hybridps trace`; made if it is not there. "
-              "Unset: none, until `hybridps status --trace` asks for one."},
+              "Folder for a trace of this process or server, made if missing, for `hybridps trace`. Unset: none, "
+              "until `hybridps status --trace` asks for one."},
       Setting{"AS", SettingKind::kText, &Config::as, "", 0, 0,
-              "Backends whose place hybridps takes, separated by commas: a program that asks torch for one of these "
-              "names gets hybridps. Read at import torch; `hybridps run --as` sets it."},
+              "Backends that hybridps replaces, separated by commas: a program that asks torch for one gets hybridps. "
+              "Read at import torch; `hybridps run --as` sets it."},
       Setting{"ADVISE", SettingKind::kText, &Config::advise, "", 0, 0,
-              "File for figures of DDP models, which group rank 0 writes at the end of the process, and prints advice "
-              "from. Read when the first group is made; `hybridps run --advise` sets it."},
+              "File for figures of DDP models. Group rank 0 writes it when the process ends, and prints advice. Read "
+              "at the first group; `hybridps run --advise` sets it."},
       Setting{"LEAVE_SIDE_GROUPS", SettingKind::kBool, &Config::leave_side_groups, "", 0, 0,
-              "With HYBRIDPS_AS: groups that name their backend in new_group() get the one they name."},
+              "With HYBRIDPS_AS: groups that name their backend in new_group() get that backend."},
   };
   return kSettings;
 }

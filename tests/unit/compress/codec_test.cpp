@@ -518,7 +518,7 @@ TEST_CASE("compress/codec: one bit of nothing but zeros, some of them, and none"
   }
 }
 
-// unit_compress "[.rates]": what docs/compression.md says of kernels. In parts of 64 KiB, as chunks are; of one part
+// unit_compress "[.rates]": rates of the kernels. In parts of 64 KiB, as chunks are; of one part
 // again and again, which stays in the cache, and of 64 MiB, which does not.
 TEST_CASE("compress/codec: rates", "[.rates]") {
   constexpr std::size_t kPart = 16384;

@@ -57,8 +57,8 @@ constexpr double kDay = 86400;
 const auto& settings() {
   static const std::array kSettings = {
       Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
-              "Name of this rank's node: ranks with the same name share memory. Unset: derived from the host's boot "
-              "id and namespaces. Different names emulate several nodes on one machine."},
+              "Name of this rank's node; ranks with one name share memory. Unset: from the host's boot id and "
+              "namespaces. Different names emulate nodes on one machine."},
       Setting{"REGION", SettingKind::kText, &Config::region, "", 0, 0,
               "Rack or site of this node: a name, or east@0.5 with its uplink in Gbit/s. On all ranks or on none; on "
               "servers as on ranks near them. One name on all: no regions. Unset: found if over 1 ms apart."},
@@ -67,17 +67,16 @@ const auto& settings() {
       Setting{"SERVERS_REQUIRED", SettingKind::kBool, &Config::servers_required, "", 0, 0,
               "1: a dedicated server that cannot be used ends the job. 0: it is reported and left out."},
       Setting{"SERVERS_RETRY_SECONDS", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
-              "How soon an open group asks again for a dedicated server that it lacks; up to 16 times as long if the "
-              "server stays away. 0: never."},
+              "How soon an open group asks again for a server that it lacks; later up to 16 times as seldom. 0: "
+              "never."},
       Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
-              "Secret that a job and its dedicated servers share, 16 bytes or more. Whoever sees the environment can "
-              "read it."},
+              "Secret of a job and its dedicated servers, 16 bytes or more. Whoever sees the environment can read it."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
               "File whose first line is the token. Its owner must be this user (mode 0600 or 0400) or root (the group "
               "may read it: 0640 or 0440). ~/ is the home folder. HYBRIDPS_TOKEN wins."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
-              "Network interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if "
-              "that is loopback here (127.0.1.1), the default route's, else the only one."},
+              "Interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if that is "
+              "loopback here (127.0.1.1), the default route's, else the only one."},
       Setting{"PORTS", SettingKind::kPorts, &Config::ports, "", 0, 0,
               "Range of TCP ports that ranks listen on, as 20000-20099, for firewalls. A machine needs two per rank, "
               "and one more per further card and connection. Unset: any free port."},
@@ -85,19 +84,18 @@ const auto& settings() {
               "Congestion control of hybridps' own TCP, not of UCX: bbr if the path loses packets. Unset: the "
               "kernel's (net.ipv4.tcp_congestion_control)."},
       Setting{"TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
-              "Most that one connection of hybridps' own TCP sends, paced by the kernel; for networks that are shared "
-              "with others. 0: no limit."},
+              "Most that one connection of hybridps' own TCP sends; for networks shared with others. 0: no limit."},
       Setting{"DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
               "Class of all packets of hybridps' own TCP, for routers and switches (RFC 2474)."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
-              "Network interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; of several each local rank "
-              "takes the nearest. Unset: see HYBRIDPS_DATA_TRANSPORT."},
+              "Interfaces or RDMA ports (mlx5_0:1) for data, separated by commas; each local rank takes the nearest. "
+              "Unset: see HYBRIDPS_DATA_TRANSPORT."},
       Setting{"DATA_TRANSPORT", SettingKind::kTransport, &Config::data_transport, "", 0, 0,
               "auto: RDMA if a port is active and UCX has verbs, else TCP. rdma: an error instead of TCP. tcp: no "
               "RDMA. ucx: TCP through UCX; auto takes it if UCX_TCP_* is set. The same on all ranks."},
       Setting{"DATA_SOCKETS", SettingKind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and card. More than one if one does not fill the card: long "
-              "distances, clouds with a limit per connection."},
+              "distances, limits of clouds."},
       Setting{"DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
               "Threads that move data, at most one per connection and card. 0: the summing thread does it. auto: 0 at "
               "first; over TCP, if that thread is too busy, as many as cores are free, up to 4."},
@@ -105,12 +103,12 @@ const auto& settings() {
               "Cores that each process may use; they decide how many threads move data. auto: the process's cores or "
               "its container's quota, divided by the ranks on the machine. Set less if jobs share cores."},
       Setting{"NIC_GBPS", SettingKind::kNumbers, &Config::nic_gbps, "Gbit/s", 0, 1e6,
-              "Rate of this machine's network, as a weight between unequal machines; or one rate for each of "
+              "Rate of this machine's network, a weight between unequal machines; or one for each of "
               "HYBRIDPS_DATA_INTERFACES, separated by commas. 0: not set."},
       Setting{"FIND_RATES", SettingKind::kBool, &Config::find_rates, "", 0, 0,
               "1: shares follow the rates that are measured, beyond HYBRIDPS_NIC_GBPS; in groups of 3 nodes or more."},
       Setting{"TUNE", SettingKind::kBool, &Config::tune, "", 0, 0,
-              "1: chunk sizes, windows, connections and pace are tried out while the job runs; the faster ones are "
+              "1: chunk sizes, windows, connections and pace are tried out while the job runs, and the faster ones "
               "kept. Results are the same. Set it on all ranks."},
       Setting{"SMALL_FIRST", SettingKind::kBool, &Config::small_first, "", 0, 0,
               "1: operations of up to 4 KiB pass larger ones. 0: they wait in line, for comparisons."},
@@ -132,13 +130,13 @@ const auto& settings() {
       Setting{"FAR_BYTES", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
               "The same for a peer whose round trip is 2 ms or more: four times what the path holds, at most this."},
       Setting{"WINDOW_BYTES", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
-              "What all peers together may have under way to one network card before they ask. A peer's part is 32K "
-              "or more. Windows grow from here by what the card carries."},
+              "What all peers together may have under way to one card before they ask; a peer's part is 32K or more. "
+              "Windows grow from here by what the card carries."},
       Setting{"CHUNK_BYTES", SettingKind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
               "Payload of one network message, at most. Groups of many nodes use less, 16K at the least. Above 64K, "
               "chunks stay at 64K."},
       Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
-              "Chunks that a process has granted and not finished, over all peers and operations; as owner, and again "
+              "Chunks that a process has granted and not finished, over all peers and operations: as owner, and again "
               "as its node's agent. The same on all ranks."},
       Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
               "exact: lossless, if the network is the limit. off: nothing. Or a lossy codec for gradients: bf16, "
@@ -146,28 +144,28 @@ const auto& settings() {
       Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
               "Smaller tensors are never compressed. The same on all ranks."},
       Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
-              "What error feedback may remember per group, at most. A tensor beyond it goes without feedback."},
+              "What error feedback may remember per group. Tensors beyond it go without feedback."},
       Setting{"DEVICE_CODECS", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
               "1: int8 sums of CUDA tensors between nodes are encoded on the GPU, where it can. 0: by the CPU, with "
-              "the same bits. Each rank's own choice."},
+              "the same bits."},
       Setting{"SLICE_BYTES", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
               "CUDA tensors larger than this go through the network in slices, 8 at most. The same on all ranks."},
       Setting{"STAGING_BYTES", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
               "Pinned memory per group and GPU for CUDA tensors, at most; more only if one slice needs it."},
       Setting{"LOCAL_NCCL", SettingKind::kBool, &Config::local_nccl, "", 0, 0,
               "1: ranks of one node with a GPU each use NCCL among themselves. 0 on any rank of a group: shared "
-              "memory, as where NCCL is missing or ranks share a GPU."},
+              "memory."},
       Setting{"GPUDIRECT", SettingKind::kBool, &Config::gpudirect, "", 0, 0,
               "1: UCX sends CUDA tensors to other nodes from GPU memory, except sums. If that is not possible: a "
               "warning, and pinned memory."},
       Setting{"BLOCKING_WAIT", SettingKind::kBool, &Config::blocking_wait, "", 0, 0,
               "1: wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", SettingKind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
-              "How long a waiting thread polls before it sleeps. auto: 50 while its waits are that short and nobody "
-              "else wants the core, else 0."},
+              "How long a waiting thread polls before it sleeps. auto: 50 while waits are that short and nobody else "
+              "wants the core, else 0."},
       Setting{"LOG_LEVEL", SettingKind::kLevel, &Config::log_level, "", 0, 0,
-              "error, warn, info or debug; lines go to stderr. info: rank 0 says what the job does. debug: each rank "
-              "says how long its start took."},
+              "error, warn, info or debug, on stderr. info: rank 0 says what the job does. debug: each rank says how "
+              "long its start took."},
       Setting{"STATUS", SettingKind::kText, &Config::status, "", 0, 0,
               "Folder of the socket that `hybridps status` asks, for this user alone; off: none. Unset: hybridps in "
               "XDG_RUNTIME_DIR, else hybridps-UID in TMPDIR or /tmp."},
@@ -178,14 +176,14 @@ const auto& settings() {
               "host:port for the same by HTTP (GET /metrics); the local rank is added to the port. Whoever reaches it "
               "may read it."},
       Setting{"TRACE", SettingKind::kText, &Config::trace, "", 0, 0,
-              "Folder for a trace of this process or server, made if missing, for `hybridps trace`. Unset: none, "
-              "until `hybridps status --trace` asks for one."},
+              "Folder for a trace of this process or server, for `hybridps trace`. Unset: none, until `hybridps "
+              "status --trace` asks."},
       Setting{"AS", SettingKind::kText, &Config::as, "", 0, 0,
-              "Backends that hybridps replaces, separated by commas: a program that asks torch for one gets hybridps. "
-              "Read at import torch; `hybridps run --as` sets it."},
+              "Backends that hybridps replaces, separated by commas. Read at import torch; `hybridps run --as` sets "
+              "it."},
       Setting{"ADVISE", SettingKind::kText, &Config::advise, "", 0, 0,
-              "File for figures of DDP models. Group rank 0 writes it when the process ends, and prints advice. Read "
-              "at the first group; `hybridps run --advise` sets it."},
+              "File for figures of DDP models, which group rank 0 writes at the end, with advice. Read at the first "
+              "group; `hybridps run --advise` sets it."},
       Setting{"LEAVE_SIDE_GROUPS", SettingKind::kBool, &Config::leave_side_groups, "", 0, 0,
               "With HYBRIDPS_AS: groups that name their backend in new_group() get that backend."},
   };

@@ -26,14 +26,14 @@ TEST_CASE("observe/metrics: samples stand under their metric with type and help"
                                                 {"no such metric", {}, 1}};
   const std::string text = observe::prometheus_text(samples, {{"rank", "2"}});
   CHECK(text ==
-        "# HELP hybridps_groups Process groups that are open.\n"
+        "# HELP hybridps_groups Open process groups.\n"
         "# TYPE hybridps_groups gauge\n"
         "hybridps_groups{rank=\"2\"} 3\n"
         "# HELP hybridps_kind_operations_total Operations that succeeded, by kind.\n"
         "# TYPE hybridps_kind_operations_total counter\n"
         "hybridps_kind_operations_total{rank=\"2\",kind=\"allreduce\"} 5\n"
         "hybridps_kind_operations_total{rank=\"2\",kind=\"a\\\"b\\\\c\\nd\\\\xff\"} 7\n"
-        "# HELP hybridps_kind_seconds_total Seconds from the calls to the ends of these operations.\n"
+        "# HELP hybridps_kind_seconds_total Seconds from call to end of operations that succeeded, by kind.\n"
         "# TYPE hybridps_kind_seconds_total counter\n"
         "hybridps_kind_seconds_total{rank=\"2\",kind=\"allreduce\"} 0.25\n");
   const std::string bare =

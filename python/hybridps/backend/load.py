@@ -68,9 +68,9 @@ def check_cuda(built_with_cuda: bool, torch_cuda: str | None) -> None:
     """Raise where the extension needs the libraries of a torch for CUDA, and the running one is for the CPU only."""
     if built_with_cuda and not torch_cuda:
         raise ImportError(
-            "this build of hybridps is for a torch with CUDA, but the torch that is running is for the CPU only. Install a "
-            "hybridps built for that one (its wheel ends in .cpu; or in a checkout, with this environment: "
-            "pip install --force-reinstall --no-deps .), or torch with CUDA"
+            "this build of hybridps needs a torch with CUDA, but the running torch is for the CPU only. Install a "
+            "hybridps for the CPU (its wheel ends in .cpu; or in a checkout, with this environment: "
+            "pip install --force-reinstall --no-deps .), or install torch with CUDA"
         )
 
 
@@ -223,14 +223,14 @@ def load_ucx(info) -> str:
 
     mapped = mapped_ucx()
     if len(mapped) != 1:
-        raise ImportError(f"two copies of UCX in one process would corrupt each other: {', '.join(mapped)}")
+        raise ImportError(f"this process has two copies of UCX, which would corrupt each other: {', '.join(mapped)}")
     version = ucx_version(mapped[0])
     if version[:2] < needed:
         found = ".".join(map(str, version))
         origin = "was already loaded by something else in this process" if already else "was found"
         raise ImportError(
             f"UCX {found} ({mapped[0]}) {origin}, but hybridps was built with UCX {info.UCX_VERSION} "
-            f"from {info.UCX_ORIGIN}. Load that one first, or build hybridps against the older one "
+            f"from {info.UCX_ORIGIN}. Load the newer UCX first, or build hybridps against the older one "
             "(-DHYBRIDPS_UCX_ROOT=PREFIX)"
         )
     return mapped[0]

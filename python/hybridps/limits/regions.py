@@ -70,9 +70,9 @@ def cluster_of(text: str, card_gbps: float, round_trip_ms: float, loss: float = 
     except ValueError:
         parts = []
     if len(parts) < 2 or min(min(part) for part in parts) <= 0:
-        raise ValueError(f"regions {text!r}: two or more, each as NODES@GBPS of its uplink, as 2@0.5,2@0.5")
+        raise ValueError(f"regions {text!r}: give two or more, each as NODES@GBPS of its uplink; example: 2@0.5,2@0.5")
     if card_gbps <= 0 or round_trip_ms < 0 or not 0 <= loss < 1:
-        raise ValueError("rates are more than 0, the round trip is 0 or more, and a part of 1 is lost")
+        raise ValueError("a rate must be more than 0, the round trip 0 or more, and the loss from 0 to below 1")
     nodes, uplinks = zip(*parts, strict=True)
     goodputs = [bounds.goodput(gbps) for gbps in uplinks]
     return Cluster(nodes, goodputs, bounds.goodput(card_gbps), round_trip_ms / 1e3, loss)

@@ -1,6 +1,6 @@
-"""The command `hybridps`: `env` prints the settings, `doctor` checks this machine, `bench` measures collectives,
-`status` shows how jobs stand, `trace` where their time went, `run` gives hybridps to a program that asks for another
-backend, `advise` says what would make one faster."""
+"""Tools for hybridps. `env` prints the settings. `doctor` checks this machine. `bench` measures collectives. `status`
+shows what running jobs do. `trace` shows where their time went. `run` starts a program that asks for another backend.
+`advise` says what would make a DDP run faster."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from hybridps.tools.output import print_any_text, table
 
 
 def env(_arguments) -> int:
-    """Print every setting with its value, default and origin; 1 when a value cannot be used, whose row is marked."""
+    """Print every setting with its value, default and origin. A row with a wrong value is marked (exit status 1)."""
     rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
     entries, warnings = load_extension().config_table()
     problems = []
@@ -38,7 +38,7 @@ def env(_arguments) -> int:
 
 
 def doctor(arguments) -> int:
-    """Check this machine and its settings as a job does, and print what a bug report needs; 1 when it cannot work."""
+    """Check this machine and its settings as a job does; print what a bug report needs. Status 1: a job cannot work."""
     return machine.run(arguments)
 
 
@@ -80,7 +80,7 @@ def run(arguments) -> int:
     elif not names:
         problem = "--as needs the name that the program asks for, such as gloo"
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
-        problem = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading what hybridps needs for this; unset it"
+        problem = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 stops torch from loading hybridps; unset it"
     else:
         try:
             torch_version = version("torch")
@@ -108,7 +108,8 @@ def run(arguments) -> int:
 
 
 def advise(arguments) -> int:
-    """Print what would make a DDP run faster, from its figures; or a step's exchange between regions that are given."""
+    """Print what would make a DDP run faster, from figures of `hybridps run --advise`. With --regions: estimate a
+    step's exchange between sites."""
     runs, cluster = [], None
     try:
         if arguments.file:
@@ -125,7 +126,7 @@ def advise(arguments) -> int:
             if wrong := [run.nodes for run in runs if run.nodes != sum(cluster.nodes)]:
                 raise ValueError(f"--regions {arguments.regions} are {sum(cluster.nodes)} nodes, the run had {wrong[0]}")
             if any(run.servers for run in runs):
-                raise ValueError("the run had dedicated servers: what these do for regions is not modelled")
+                raise ValueError("the run had dedicated servers; --regions cannot estimate runs with dedicated servers")
         if not runs and not (cluster and arguments.bytes):
             raise ValueError("give a FILE of a run, or --regions and --bytes")
     except ValueError as error:
@@ -171,26 +172,28 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     machine.add_arguments(add(doctor))
     command = add(run)
     command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"
-    command.add_argument("--as", dest="names", metavar="NAME", help="what the program asks for: gloo")
+    command.add_argument("--as", dest="names", metavar="NAME", help="the backend that the program asks for: gloo")
     command.add_argument(
         "--advise",
         metavar="FILE",
-        help="at the end say what would make DDP faster, and keep the figures (hybridps advise)",
+        help="at the end, print what would make DDP faster, and write the figures to FILE (for hybridps advise)",
     )
     command.add_argument(
         "--leave-side-groups",
         action="store_true",
-        help="groups that the program makes with new_group(backend=NAME) stay with torch's own",
+        help="a group of new_group(backend=NAME) uses torch's own backend",
     )
-    command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun, python, ...")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="such as torchrun or python")
     command = add(advise)
-    command.add_argument("file", nargs="?", metavar="FILE", help="of `hybridps run --advise FILE`")
+    command.add_argument("file", nargs="?", metavar="FILE", help="the file that `hybridps run --advise FILE` wrote")
     command.add_argument(
-        "--regions", metavar="NODES@GBPS,...", help="nodes and uplink of each region (rack, site), as 2@0.2,2@0.2"
+        "--regions",
+        metavar="NODES@GBPS,...",
+        help="each region (rack, site): its nodes and its uplink in Gbit/s; example: 2@0.2,2@0.2",
     )
     command.add_argument("--round-trip-ms", type=float, default=0, metavar="MS", help="between regions (default 0)")
-    command.add_argument("--nic-gbps", type=float, default=10, help="of each node's card (default %(default)s)")
-    command.add_argument("--loss", type=float, default=0, help="part of the packets between regions (0.001)")
+    command.add_argument("--nic-gbps", type=float, default=10, help="rate of each node's card (default %(default)s)")
+    command.add_argument("--loss", type=float, default=0, help="part of the packets lost between regions (0.001)")
     command.add_argument("--bytes", type=parse_size, metavar="SIZE", help="of all gradients, without a FILE (100M)")
     command.add_argument(
         "--compute-ms", type=float, default=0, metavar="MS", help="forward and backward of a step, without a FILE"
@@ -201,8 +204,8 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         lambda arguments: bench.run(arguments, argv[argv.index("bench") + 1 :]),
         "Measure collectives: times, bandwidth, errors, the network's limit.",
     )
-    add_module("status", status, status.run, "How the jobs on this machine stand: who waits for whom, since when.")
-    add_module("trace", trace, trace.run, "Traces of a job on one clock: for Perfetto, or where a step's time went.")
+    add_module("status", status, status.run, "Show what the jobs on this machine do: which ranks wait for which ranks.")
+    add_module("trace", trace, trace.run, "Merge traces of a job for Perfetto, or show where the time of a step went.")
     return parser
 
 

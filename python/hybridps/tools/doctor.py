@@ -1,4 +1,4 @@
-"""`hybridps doctor`: what a job would find on this machine, and what a bug report needs."""
+"""`hybridps doctor`: what a job finds on this machine, and what a bug report needs."""
 
 import dataclasses
 import os
@@ -163,14 +163,14 @@ def add_arguments(parser) -> None:
     add(
         "--cluster",
         action="store_true",
-        help="all machines of a job and what is between them: torchrun ... -m hybridps doctor --cluster",
+        help="check all machines of a job and the network between them: torchrun ... -m hybridps doctor --cluster",
     )
-    add("--json", metavar="FILE", help="with --cluster: all that was found, written by rank 0")
-    add("--picture", metavar="FILE", help="with --cluster: rates and round trips as an image")
-    add("--seconds", type=float, default=0.3, help="with --cluster: how long each rate is measured (default 0.3)")
+    add("--json", metavar="FILE", help="with --cluster: rank 0 writes all results to this file")
+    add("--picture", metavar="FILE", help="with --cluster: draw rates and round trips into this file")
+    add("--seconds", type=float, default=0.3, help="with --cluster: seconds that each rate is measured (default 0.3)")
     add(
         "--timeout",
         type=float,
         default=60,
-        help="with --cluster: how many seconds a rank is waited for (default 60)",
+        help="with --cluster: seconds to wait for a rank (default 60)",
     )

@@ -1,9 +1,9 @@
-"""`hybridps status`: how the jobs on this machine stand, asked of their processes while they run, or hang.
+"""`hybridps status`: what the jobs on this machine do, also when they hang.
 
-Every process with a hybridps group listens on a socket in a folder of its user alone (setting HYBRIDPS_STATUS). The command asks
-each of them how it stands, and one process of each job to ask all others, dedicated servers included: who does not answer
-within half a second is stopped or cut off. What is said is found by comparing the answers (`judge`): no process decides alone
-who is to blame. Neither torch nor the extension is loaded.
+Every process with a hybridps group listens on a socket in a folder that only its user may enter (setting
+HYBRIDPS_STATUS). The command asks each process for its state. One process of each job also asks all others, dedicated
+servers included. A process that does not answer within half a second is stopped or cut off. The command compares all
+answers: no process decides alone which rank is to blame. The command loads neither torch nor the extension.
 """
 
 from __future__ import annotations
@@ -525,10 +525,10 @@ def show(as_json: bool, wanted: str | None) -> int:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--json", action="store_true", help="all that is known, for programs")
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--watch", action="store_true", help="repeat every second, until Ctrl-C")
     parser.add_argument("--trace", metavar="DIR", help="begin traces of this machine's processes (`hybridps trace`)")
-    parser.add_argument("--trace-stop", action="store_true", help="end them")
+    parser.add_argument("--trace-stop", action="store_true", help="end the traces")
     parser.add_argument("--job", metavar="NAME", help="one job: its name, or the process id of one of its ranks here")
 
 

@@ -1,12 +1,12 @@
 """`hybridps trace`: the traces of a job's ranks and servers (setting HYBRIDPS_TRACE) on one clock.
 
     hybridps trace merge DIR [-o FILE] [--torch FILE ...]
-        one JSON file for Perfetto (ui.perfetto.dev) or chrome://tracing, beside traces of torch's profiler
+        writes one JSON file for Perfetto (ui.perfetto.dev) or chrome://tracing; --torch adds traces of torch's profiler
     hybridps trace report DIR [--operations N] [--picture FILE] [--json]
-        where the time of a step went, on each rank, as text and as a picture
+        shows where the time of a step went on each rank, as text and as a picture
 
-Clocks are put on that of the lowest rank by round trips between the engines, the quickest between each two: half of such a round
-trip bounds the error, and both commands print it. The format of the files is in csrc/hybridps/observe/trace.h.
+All times are on the clock of the lowest rank. The quickest round trip between two engines relates their clocks. The
+error is at most half of that round trip; both commands print it. csrc/hybridps/observe/trace.h has the format.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Trace:
             elif "group" in said:
                 uids[said["group"]] = said["uid"]
         if not self.about:
-            raise ValueError(f"{path} is cut short: it does not say whose it is")
+            raise ValueError(f"{path} is cut short: it does not name its process")
         self.groups = {number: of_uid.get(uid, {"uid": uid, "name": uid[:8]}) for number, uid in uids.items()}
         self.engine = self.about["engine"]
         self.name = f"{self.about['role']} {self.about['rank']}"
@@ -562,16 +562,18 @@ def report_picture(reports: list[Report], path: Path) -> None:
 
 def add_arguments(parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    action = actions.add_parser("merge", help="one JSON file for Perfetto or chrome://tracing")
+    action = actions.add_parser("merge", help="write one JSON file for Perfetto or chrome://tracing")
     action.add_argument("folder", type=Path)
-    action.add_argument("-o", "--output", type=Path, help="default FOLDER/trace.json")
-    action.add_argument("--torch", type=Path, action="append", default=[], metavar="FILE", help="of torch's profiler, beside it")
+    action.add_argument("-o", "--output", type=Path, help="the file to write (default FOLDER/trace.json)")
+    action.add_argument(
+        "--torch", type=Path, action="append", default=[], metavar="FILE", help="a trace of torch's profiler to add"
+    )
     action.set_defaults(action=_merge)
-    action = actions.add_parser("report", help="where the time of a step went")
+    action = actions.add_parser("report", help="show where the time of a step went")
     action.add_argument("folder", type=Path)
-    action.add_argument("--operations", type=int, metavar="N", help="collectives of a step; default: found by their sizes")
-    action.add_argument("--picture", type=Path, help="an SVG; default FOLDER/report.svg")
-    action.add_argument("--json", action="store_true", help="for programs")
+    action.add_argument("--operations", type=int, metavar="N", help="collectives of a step (default: by their sizes)")
+    action.add_argument("--picture", type=Path, help="the SVG to write (default FOLDER/report.svg)")
+    action.add_argument("--json", action="store_true", help="print the report as JSON")
     action.set_defaults(action=_report)
 
 

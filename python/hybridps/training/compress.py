@@ -100,7 +100,7 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
         if state[name] != value:
             raise ValueError(
                 f"hybridps.compress.load_state_dict: the state is of {name} {state[name]!r}, this group has {value!r}: "
-                "what is left out belongs to a rank and a codec; go on without it, or as the job was"
+                "a state is of one rank and one codec. What to do: go on without it, or with the earlier settings"
             )
     numbers = {dtype: number for number, dtype in _DTYPES.items()}
 

@@ -200,7 +200,7 @@ class CrossBarrier(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:  # what an enabled GradScaler asks for first in its step()
         self._refuse(
-            "a GradScaler has to see all gradients of all ranks before the first of them is stepped",
+            "a GradScaler has to see all gradients of all ranks before the first step",
             "bfloat16, which needs no scaling, or DistributedOptimizer or DDP",
         )
 
@@ -209,8 +209,8 @@ class CrossBarrier(torch.optim.Optimizer):
             if parameter.grad is not gradient or gradient._version != version:
                 self._refuse(
                     f"the gradient of {self._gradients.name_of(parameter)!r} was changed between backward() and "
-                    "step(), as by clip_grad_norm_ or GradScaler.unscale_. It was sent before that, and a norm over "
-                    "all gradients is known only when all have come",
+                    "step(), as by clip_grad_norm_ or GradScaler.unscale_. The gradient was sent before, and a norm "
+                    "needs all gradients",
                     "leave gradients alone, or use DistributedOptimizer or DDP",
                 )
 
@@ -227,7 +227,7 @@ class CrossBarrier(torch.optim.Optimizer):
         if self._sent:
             self._refuse(
                 f"a gradient of {name!r} came after those of the last backward() were sent, and before step()",
-                "all backward() but the last one before step() within no_sync(); checkpoints with use_reentrant=False",
+                "call each backward() but the last within no_sync(); use checkpoints with use_reentrant=False",
             )
         if not self._accumulating:
             assert parameter.grad is not None
@@ -313,8 +313,8 @@ class CrossBarrier(torch.optim.Optimizer):
             changed = [key for key, value in group.items() if key != "params" and value is not values.get(key, group)]
             if changed:
                 self._refuse(
-                    f"{type(self._inner).__name__} keeps state in its parameter groups ({', '.join(changed)}), which "
-                    "buckets that are stepped one by one would mix up",
+                    f"{type(self._inner).__name__} keeps state in its parameter groups ({', '.join(changed)}), and "
+                    "CrossBarrier steps one bucket at a time, which would mix that state up",
                     "an optimizer that treats each parameter by itself, or DDP",
                 )
 

@@ -47,7 +47,7 @@ class Compression(enum.Enum):
         if not isinstance(given, cls):
             raise TypeError(
                 f"compression must be one of hybridps.Compression.{', '.join(cls.__members__)}, not {given!r}. "
-                "Compressors of one's own: a communication hook of torch's DistributedDataParallel (register_comm_hook)"
+                "For a compressor of your own, use DDP with register_comm_hook()"
             )
         return given
 
@@ -100,7 +100,7 @@ def _from_launcher(function: str, variable: str) -> int:
     except (KeyError, ValueError):
         raise RuntimeError(
             f"hybridps.{function}(): {variable} is {os.environ.get(variable, 'not set')}; torchrun sets it. What to "
-            "do: start the program with torchrun, or set it: it says which GPU is whose, which nothing here can know"
+            f"do: start the program with torchrun, or set {variable}: hybridps cannot know which GPU is for which rank"
         ) from None
 
 
@@ -540,7 +540,7 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
             shapes = ", ".join(str(list(parameter.shape)) for parameter in members if parameter in wanted)
             raise ValueError(
                 f"DistributedOptimizer: named_parameters lacks {len(wanted)} of the optimizer's parameters, of shape "
-                f"{shapes}. What to do: pass those of every model that the optimizer steps, or none"
+                f"{shapes}. What to do: pass the parameters of every model that the optimizer steps, or pass none"
             )
     averager = _Averager(named, compression, backward_passes_per_step, process_group, bucket_bytes)
     optimizer.register_step_pre_hook(averager.before_step)

@@ -202,8 +202,8 @@ class GradientBuckets:
             if parameter.requires_grad and parameter not in self._place:
                 raise RuntimeError(
                     f"{here(self.group)}: {self.owner}: a parameter of shape {list(parameter.shape)} requires a "
-                    "gradient, but did not when this was made, or was added since: the ranks would step it apart. What "
-                    "to do: make it anew after unfreezing parameters or adding groups"
+                    f"gradient, but did not when the {self.owner} was made, or was added later: each rank would step "
+                    "it alone. What to do: make it again after you unfreeze parameters or add groups"
                 )
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
@@ -233,9 +233,8 @@ class GradientBuckets:
         if bucket.filled[index]:
             raise RuntimeError(
                 f"{here(self.group)}: {self.owner}: the gradient of {bucket.names[index]!r} came twice. Either an "
-                "earlier backward() ended in an exception, after which the ranks have to start again together; or one "
-                "backward() runs inside another, as with torch.utils.checkpoint(use_reentrant=True): use "
-                "use_reentrant=False"
+                "earlier backward() ended in an exception: then start again on all ranks. Or one backward() runs "
+                "inside another, as with torch.utils.checkpoint(use_reentrant=True): use use_reentrant=False"
             )
         if parameter.grad is None:
             bucket.views[index].zero_()

@@ -274,8 +274,8 @@ class LocalSteps:
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter not in self._known:
                 self._refuse(
-                    f"a parameter of shape {list(parameter.shape)} requires a gradient, but did not when this was made: the "
-                    "ranks would train it apart",
+                    f"a parameter of shape {list(parameter.shape)} requires a gradient now, but did not when this "
+                    "LocalSteps was made: the ranks would train it separately",
                     "make a new LocalSteps after unfreezing parameters",
                 )
         fragment.subtract_weights(fragment.wire)
@@ -296,10 +296,10 @@ class LocalSteps:
         try:
             work.wait()
         except BaseException as error:
-            self._broken = f"an exchange has failed ({error}), and owners may have made a part of its step"
+            self._broken = f"an exchange has failed ({error}), and some owners may have made their step"
             raise
         if not torch.isfinite(wire).all():
-            self._broken = "an exchange had values that are not finite: a rank's weights, or what was compressed of them"
+            self._broken = "an exchange had values that are not finite, in a rank's weights or in their compressed form"
             self._check()
 
     # ---------------------------------------------------------------------------------------------------- asynchronous

@@ -183,8 +183,8 @@ class Rounds:
                 if _ENDED in self._state:
                     ended = [r for r in range(self._size) if self._state[r] == _ENDED]
                     raise RuntimeError(
-                        f"ranks {ended} have called close(), the others state_dict() or load_state_dict(), for which all "
-                        "ranks have to come: every rank makes the same calls in the same order"
+                        f"ranks {ended} have called close(), and the others state_dict() or load_state_dict(), which "
+                        "need all ranks. What to do: make the same calls in the same order on every rank"
                     )
                 self._state = [_ABSENT if state == _PAUSED else state for state in self._state]
                 return [_MEETING, *nobody]
@@ -217,7 +217,7 @@ class Rounds:
             for rank in working:
                 if rank not in wanted and self.rounds + 1 - self._since[rank] > self._staleness:
                     raise ValueError(
-                        f"the schedule leaves rank {rank} out of round {self.rounds}, which would then be more than "
+                        f"the schedule leaves rank {rank} out of round {self.rounds}; the rank would then be more than "
                         f"staleness={self._staleness} rounds behind"
                     )
             return wanted if set(wanted) <= set(ready) else []

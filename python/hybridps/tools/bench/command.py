@@ -1,32 +1,33 @@
-"""Collectives of rising sizes: times, bandwidth, errors, and what the network would allow. Habits of nccl-tests.
+"""Measure collectives of rising sizes: times, bandwidth, errors, and the network's limit. Columns as in nccl-tests.
 
     hybridps bench                                        allreduce, two ranks on this machine, sharing memory
     hybridps bench --nodes 4 --against gloo               four nodes, emulated over loopback, beside another backend
     hybridps bench all_gather broadcast -b 1K -e 16M -f 4
     torchrun ... -m hybridps.bench --nic-gbps 10          real machines; with the limit and the part of it reached
 
-size    bytes as nccl-tests counts them: the whole vector; for all_to_all what one rank sends in all
-time    median; of an operation that starts from a barrier the slowest rank counts, of those that run back to back the
-        average rank (as nccl-tests does). p99 is of the slowest rank; with fewer than 100 operations it is the worst
+size    bytes of the whole vector, as in nccl-tests; for all_to_all the bytes that one rank sends in all
+time    median. If an operation starts from a barrier, the slowest rank counts. If operations run back to back, the mean
+        of the ranks counts, as in nccl-tests. p99: the slowest rank; with fewer than 100 operations the worst one
 algbw   size / time; busbw: algbw times what must cross a rank's card per byte of size (nccl-tests, doc/PERFORMANCE.md)
-#wrong  elements that differ from the right result, over all ranks, in one more operation than the timed ones
-limit   the least time that the cards allow (hybridps.limits.bounds), from --nic-gbps; on one host, from 64 KiB on, what memory
-        allows, from rates of copying and adding measured beside each row (in --json); %limit is limit / time
-sent    bytes that the busiest node sent to others per operation, by the backend's own count, and in % of the plan
-nic     the same by the interface's count (--interface), which holds headers and acknowledgements
-faster  how many times faster the backend under test is than that of the line (--against)
-nmse    of --compress: the squared error of a sum of Gaussian values, as a part of the sum's square
+#wrong  elements that differ from the right result on any rank, in one operation beside the timed ones
+limit   the least time that the cards allow, from --nic-gbps. On one host, from 64 KiB on: the least time that memory
+        allows, from rates of copying and adding that are measured beside each row. %limit is limit / time
+sent    bytes per operation that the busiest node sent, counted by the backend, and in % of the plan
+nic     the same, counted by the interface (--interface), with headers and acknowledgements
+faster  how many times faster the backend under test is than the backend of this line (--against)
+nmse    with --compress: the squared error of a sum of Gaussian values, divided by the sum's square
 
---compress int8: all-reduces and reduce-scatters between nodes by that codec (docs/compression.md), beside the same without it and what
---against names, in turn; its limit and its plan are of the bytes that it sends.
+--compress int8: all-reduces and reduce-scatters with that codec (docs/compression.md), in turn with the same operations
+without the codec and with the backends of --against. Limit and plan count the bytes that the codec sends.
 
---in-flight 5K,20K,100K: instead, so many operations of the first size are issued at once, then waited for (-n runs, 3 unless
-given); what one of them takes, "one (us)", should not rise with their number. --groups: taken in turn from so many groups;
---late: the last rank begins so many seconds after the others; --callbacks: each has a callback.
+--in-flight 5K,20K,100K: another measurement. So many operations of the first size are issued at once, and then waited
+for (-n runs, default 3). The time of one of them, "one (us)", should not rise with their number. --groups:
+operations come from so many groups in turn. --late: the last rank begins so many seconds later. --callbacks: each
+operation has a callback.
 
-Backends take turns, block by block, in the same processes. Large operations start from a barrier; small ones run in
-blocks back to back, and the first of a block does not count. With --device cuda the host waits for the GPU after each
-operation, and that wait is part of the time.
+Backends take turns in the same processes, block by block. Large operations start from a barrier. Small operations run
+back to back in blocks, and the first of a block does not count. With --device cuda the host waits for the GPU after
+each operation, and the time includes this wait.
 """
 
 import argparse
@@ -52,34 +53,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--stepfactor", type=float, default=4, help="factor between sizes (default %(default)s)")
     add("-i", "--stepbytes", type=parse_size, default=0, help="bytes between sizes, instead of a factor")
     add("-n", "--iters", type=int, help="timed operations per size and backend (default 20; with --in-flight: runs, 3)")
-    add("-w", "--warmup_iters", type=int, default=5, help="operations before them (default %(default)s)")
+    add("-w", "--warmup_iters", type=int, default=5, help="operations before the timed ones (default %(default)s)")
     add("-d", "--datatype", choices=DTYPES, default="float32", metavar="TYPE", help=", ".join(DTYPES))
     add("-o", "--op", choices=REDUCTIONS, default="sum", metavar="OP", help=", ".join(REDUCTIONS))
-    add("-r", "--root", type=int, default=0, help="of broadcast and reduce (default %(default)s)")
+    add("-r", "--root", type=int, default=0, help="root rank of broadcast and reduce (default %(default)s)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="0: do not check results")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default %(default)s)")
-    add("--backend", default="hybridps", help="under test (default %(default)s)")
-    add("--against", default="", metavar="NAMES", help="other backends, e.g. gloo; they take turns with the first")
-    add("--compress", metavar="CODEC", default="", help="measure this codec too, as what is under test; e.g. int8")
-    add("--nic-gbps", metavar="RATE", help="of the cards, or one for each node with commas: gives limit and %%limit")
-    add("--mtu", type=int, help="for the goodput (default: the interface's, else 1500)")
-    add("--servers-gbps", metavar="RATES", default="", help="of dedicated servers, with commas: they lower the limit")
-    add("--interface", metavar="NAMES", help="count the bytes of this network interface, or these")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are (default %(default)s)")
+    add("--backend", default="hybridps", help="the backend under test (default %(default)s)")
+    add("--against", default="", metavar="NAMES", help="other backends to compare with, such as gloo; they take turns")
+    add("--compress", metavar="CODEC", default="", help="also measure with this codec, such as int8")
+    add("--nic-gbps", metavar="RATE", help="rate of the cards, or one per node with commas; gives limit and %%limit")
+    add("--mtu", type=int, help="MTU, for the goodput (default: the interface's, else 1500)")
+    add("--servers-gbps", metavar="RATES", default="", help="rates of dedicated servers, with commas; for the limit")
+    add("--interface", metavar="NAMES", help="network interfaces whose bytes are counted")
     add(
         "--ranks",
         type=int,
         default=0,
-        help="local ranks to start, per node; not under torchrun (default 2, with --nodes 1)",
+        help="ranks to start here for each node; not under torchrun (default 2 with --nodes 1)",
     )
-    add("--nodes", type=int, default=1, help="nodes to emulate with local ranks, over loopback (default %(default)s)")
+    add("--nodes", type=int, default=1, help="nodes to emulate on this machine, over loopback (default %(default)s)")
     add("--in-flight", metavar="N", default="", help="numbers of operations in flight at once, with commas")
-    add("--groups", type=int, default=1, help="with --in-flight: take the operations from so many groups in turn")
+    add("--groups", type=int, default=1, help="with --in-flight: the number of groups, used in turn")
     add("--late", type=float, default=0, metavar="SECONDS", help="with --in-flight: the last rank begins so much later")
     add("--callbacks", action="store_true", help="with --in-flight: each operation has a callback")
-    add("--json", metavar="FILE", help="write everything measured")
+    add("--json", metavar="FILE", help="write all figures to this file")
     add("--plot", metavar="FILE", help="draw a picture (PNG); needs matplotlib")
     add("--store", help=argparse.SUPPRESS)  # where the ranks that this program started meet
-    add("--timeout", type=float, default=120, metavar="SECONDS", help="of one operation (default %(default)s)")
+    add("--timeout", type=float, default=120, metavar="SECONDS", help="limit for one operation (default %(default)s)")
 
 
 def _complaint_of_torch(arguments) -> str:

@@ -112,9 +112,9 @@ def summary_of(result: dict) -> list[str]:
         cause = (
             "the network carries more than --nic-gbps says, or data did not go through it (nodes over loopback)"
             if result["goodput"]
-            else "memory was faster in the operation than in the copies that were measured (caches)"
+            else "memory was faster in the operation than in the measured copies (caches)"
         )
-        lines.append(f"# !: faster than the limit, which is then none: {cause}")
+        lines.append(f"# !: faster than the limit, so the limit is wrong here: {cause}")
     return lines
 
 

@@ -83,7 +83,7 @@ def _at_versions(result: dict, problems: list[str], notes: list[str]) -> None:
         if len(values) > 1:
             serious = what.startswith("hybridps")
             advice = (
-                ": install the same on all machines, builds of different versions refuse each other" if serious else ""
+                ": install the same version on all machines; different versions refuse each other" if serious else ""
             )
             (problems if serious else notes).append(f"{what} differs{advice}: {_differing(values)}")
 
@@ -122,8 +122,8 @@ def _at_mtus(result: dict, problems: list[str], notes: list[str]) -> None:
             told.add(frozenset((here, there)))
             problems.append(
                 f"between {_name(result, here)} and {_name(result, there)} packets of more than {path['path_mtu']} "
-                f"bytes are lost, though the cards allow {path['mtu']}: connections will hang. Set both cards' MTU to "
-                f"{path['path_mtu']}, or repair what is between"
+                f"bytes are lost, though the cards allow {path['mtu']}: connections will hang. Set the MTU of both "
+                f"cards to {path['path_mtu']}, or repair the network between them"
             )
     mtus: dict[str, list[str]] = {}
     for node in result["nodes"]:
@@ -164,8 +164,8 @@ def _at_regions(result: dict, _problems: list[str], notes: list[str]) -> None:
         if again >= LOST and frozenset((here, there)) not in told:
             told.add(frozenset((here, there)))
             notes.append(
-                f"{_name(result, here)} to {_name(result, there)}: {again:.1%} of the packets were sent again. Where the way "
-                "loses packets, HYBRIDPS_TCP_CONGESTION=bbr or HYBRIDPS_DATA_SOCKETS=4 may carry more"
+                f"{_name(result, here)} to {_name(result, there)}: {again:.1%} of the packets were sent again. If the "
+                "path loses packets, HYBRIDPS_TCP_CONGESTION=bbr or HYBRIDPS_DATA_SOCKETS=4 may carry more"
             )
 
 
@@ -181,14 +181,14 @@ def _at_rates(result: dict, _problems: list[str], notes: list[str]) -> None:
                 if own and max(own) < SLOW * usual:
                     slow_cards.add(end)
                     notes.append(
-                        f"{_name(result, end)} {way} {max(own) * 8e-9:.3g} Gbit/s at most, where "
-                        f"{usual * 8e-9:.3g} are usual here: look at its link, or let it own less "
-                        "(HYBRIDPS_NIC_GBPS; from 3 nodes on hybridps finds it while it runs)"
+                        f"{_name(result, end)} {way} {max(own) * 8e-9:.3g} Gbit/s at most; "
+                        f"{usual * 8e-9:.3g} are usual here. Check its link, or give it a smaller share "
+                        "(HYBRIDPS_NIC_GBPS; with 3 nodes or more, a running job finds this by itself)"
                     )
         for (here, there), rate in rates.items():
             if rate < SLOW * usual and not {here, there} & slow_cards:
                 notes.append(
-                    f"{_name(result, here)} to {_name(result, there)}: {rate * 8e-9:.3g} Gbit/s, where "
+                    f"{_name(result, here)} to {_name(result, there)}: {rate * 8e-9:.3g} Gbit/s; "
                     f"{usual * 8e-9:.3g} are usual here"
                 )
     for index, node in enumerate(result["nodes"]):
@@ -197,7 +197,7 @@ def _at_rates(result: dict, _problems: list[str], notes: list[str]) -> None:
             if card["gbps"] and best and best * 8e-9 < 0.5 * card["gbps"]:
                 notes.append(
                     f"{_name(result, (index, card['name']))}: one connection carries {best * 8e-9:.3g} of "
-                    f"{card['gbps']:g} Gbit/s; where a job is as slow, try HYBRIDPS_DATA_SOCKETS=4"
+                    f"{card['gbps']:g} Gbit/s; if a job is as slow, try HYBRIDPS_DATA_SOCKETS=4"
                 )
 
 
@@ -206,8 +206,8 @@ def _at_clocks_and_limits(result: dict, problems: list[str], notes: list[str]) -
     for index, (offset, error) in clocks(result).items():
         if abs(offset) > 1 + error:
             notes.append(
-                f"the clock of {nodes[index]['host']} is {offset:+.1f} s off that of {nodes[0]['host']}: logs will not "
-                "fit together"
+                f"the clock of {nodes[index]['host']} is {offset:+.1f} s off the clock of {nodes[0]['host']}: times in "
+                "their logs will not match"
             )
     for node in nodes:
         for place, found in node["servers"].items():
@@ -217,12 +217,12 @@ def _at_clocks_and_limits(result: dict, problems: list[str], notes: list[str]) -
     for node in nodes:
         if ranks_allowed(node) < ranks:
             problems.append(
-                f"{node['host']}: {node['nofile']} file descriptors (ulimit -Hn) are enough for jobs of about "
-                f"{ranks_allowed(node)} ranks, {len(node['ranks'])} of them here, and this one has {ranks}: raise "
+                f"{node['host']}: {node['nofile']} file descriptors (ulimit -Hn) are enough for a job of about "
+                f"{ranks_allowed(node)} ranks with {len(node['ranks'])} of them here, but this job has {ranks}: raise "
                 "the limit"
             )
         if node["rdma"] and 0 <= node["memlock"] < 1 << 30:
             problems.append(
-                f"{node['host']}: {node['memlock'] >> 10} KiB may be locked (ulimit -l), RDMA needs more: set it "
-                "to unlimited"
+                f"{node['host']}: {node['memlock'] >> 10} KiB may be locked (ulimit -l), but RDMA needs more: set the "
+                "limit to unlimited"
             )

@@ -1,9 +1,10 @@
 // tests/unit/device/device_contract.h: what every Device promises.
 //
 // Before including it, define HYBRIDPS_DEVICE_BACKENDS: types with
-//   static std::unique_ptr<device::Device> make();   null: not on this machine; `why` then says so
+//   static std::shared_ptr<device::Device> make();   null: not on this machine; `why` then says so
 //   static std::string why;
-// Device memory is what allocate_host() gives: a GPU reaches it at the same addresses.
+// Device memory comes from allocate_device() and is seen through copies. CUDA makes copies from host memory to host
+// memory in the call, even pinned ones, so a copy between two allocate_host() behind a flag would never return.
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -30,6 +31,7 @@ struct Fixture {
     for (const auto event : events) device->destroy(event);
     for (const auto stream : streams) device->destroy(stream);
     for (const auto& memory : memories) device->free_host(memory);
+    for (std::byte* const memory : own) device->free_device(memory);
   }
   device::DeviceStream stream() {
     auto made = device->make_stream();
@@ -49,6 +51,19 @@ struct Fixture {
     memories.push_back(made.value());
     return made.value();
   }
+  /// Device memory, zeroed. Call it before anything is on a stream: it may wait for the device.
+  std::byte* there(std::uint64_t bytes) {
+    auto made = device->allocate_device(bytes);
+    REQUIRE(made.is_ok());
+    own.push_back(made.value());
+    const auto zeros = memory(bytes);
+    const auto zeroes = stream();
+    const auto zeroed = event();
+    REQUIRE(device->copy_to_device(zeroes, made.value(), zeros.data, bytes).is_ok());
+    REQUIRE(device->record(zeroed, zeroes).is_ok());
+    REQUIRE(becomes_done(zeroed));
+    return made.value();
+  }
   bool becomes_done(device::DeviceEvent of) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (std::chrono::steady_clock::now() < until) {
@@ -60,10 +75,11 @@ struct Fixture {
     return false;
   }
 
-  std::unique_ptr<device::Device> device;
+  std::shared_ptr<device::Device> device;
   std::vector<device::DeviceStream> streams;
   std::vector<device::DeviceEvent> events;
   std::vector<device::HostMemory> memories;
+  std::vector<std::byte*> own;
 };
 
 inline constexpr auto kAWhile = std::chrono::milliseconds(20);
@@ -90,13 +106,15 @@ TEMPLATE_TEST_CASE("device: a stream runs copies and flags in order", "[device][
   Fixture<TestType> f;
   if (!f.device) return;
   const auto stream = f.stream();
-  const auto there = f.memory(1 << 16);
+  const auto from = f.memory(1 << 16);
   const auto here = f.memory(1 << 16);
+  std::byte* const there = f.there(here.bytes);
   const auto flags = f.memory(64);
   const auto flag = flags.flag_at(4);
   for (std::uint32_t round = 1; round <= 20; ++round) {
-    std::memset(there.data, static_cast<int>(round), there.bytes);
-    REQUIRE(f.device->copy_to_host(stream, here.data, there.data, here.bytes).is_ok());
+    std::memset(from.data, static_cast<int>(round), from.bytes);
+    REQUIRE(f.device->copy_to_device(stream, there, from.data, from.bytes).is_ok());
+    REQUIRE(f.device->copy_to_host(stream, here.data, there, here.bytes).is_ok());
     REQUIRE(f.device->write_flag(stream, flag, round).is_ok());
     while (!device::has_reached(flag.word->load(std::memory_order_acquire), round))
       std::this_thread::sleep_for(std::chrono::microseconds(10));
@@ -119,10 +137,16 @@ TEMPLATE_TEST_CASE("device: elements become codes and are elements again, in the
   const auto values = f.memory(kCount * sizeof(float));
   const auto codes = f.memory(device::int8::bytes_of(kCount) + 1);
   const auto back = f.memory(kCount * sizeof(float));
+  auto* const values_there = reinterpret_cast<float*>(f.there(values.bytes));
+  std::byte* const codes_there = f.there(codes.bytes);
+  auto* const back_there = reinterpret_cast<float*>(f.there(back.bytes));
   auto* const elements = reinterpret_cast<float*>(values.data);
   REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
-  REQUIRE(f.device->encode_int8(stream, codes.data, elements, kCount, 0.25F).is_ok());
-  REQUIRE(f.device->decode_int8(stream, reinterpret_cast<float*>(back.data), codes.data, kCount).is_ok());
+  REQUIRE(f.device->copy_to_device(stream, values_there, values.data, values.bytes).is_ok());
+  REQUIRE(f.device->encode_int8(stream, codes_there, values_there, kCount, 0.25F).is_ok());
+  REQUIRE(f.device->decode_int8(stream, back_there, codes_there, kCount).is_ok());
+  REQUIRE(f.device->copy_to_host(stream, codes.data, codes_there, codes.bytes).is_ok());
+  REQUIRE(f.device->copy_to_host(stream, back.data, back_there, back.bytes).is_ok());
   REQUIRE(f.device->record(end, stream).is_ok());
   for (std::uint64_t i = 0; i < kCount; ++i) elements[i] = static_cast<float>(i * i % 1013) - 500.0F;
   elements[77] = std::numeric_limits<float>::infinity();
@@ -146,9 +170,11 @@ TEMPLATE_TEST_CASE("device: a stream waits for a flag and the host goes on", "[d
   const auto end = f.event();
   const auto from = f.memory(4096);
   const auto to = f.memory(4096);
+  std::byte* const there = f.there(4096);
   const auto flag = f.memory(64).flag_at(0);
   REQUIRE(f.device->wait_flag(stream, flag, 3).is_ok());
-  REQUIRE(f.device->copy_to_device(stream, to.data, from.data, to.bytes).is_ok());
+  REQUIRE(f.device->copy_to_device(stream, there, from.data, from.bytes).is_ok());
+  REQUIRE(f.device->copy_to_host(stream, to.data, there, to.bytes).is_ok());
   REQUIRE(f.device->record(end, stream).is_ok());
   std::memset(from.data, 7, from.bytes);  // after the call: the copy is made when the stream gets there
   flag.word->store(2, std::memory_order_release);
@@ -167,10 +193,14 @@ TEMPLATE_TEST_CASE("device: a stream copies within the device when it gets there
   const auto end = f.event();
   const auto from = f.memory(1 << 16);
   const auto to = f.memory(1 << 16);
+  std::byte* const from_there = f.there(from.bytes);
+  std::byte* const to_there = f.there(to.bytes);
   const auto flag = f.memory(64).flag_at(0);
   REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
-  REQUIRE(f.device->copy_within(stream, to.data + 100, from.data, 1000).is_ok());
-  REQUIRE(f.device->copy_within(stream, to.data, from.data, 0).is_ok());
+  REQUIRE(f.device->copy_to_device(stream, from_there, from.data, from.bytes).is_ok());
+  REQUIRE(f.device->copy_within(stream, to_there + 100, from_there, 1000).is_ok());
+  REQUIRE(f.device->copy_within(stream, to_there, from_there, 0).is_ok());
+  REQUIRE(f.device->copy_to_host(stream, to.data, to_there, to.bytes).is_ok());
   REQUIRE(f.device->record(end, stream).is_ok());
   std::memset(from.data, 5, from.bytes);
   flag.word->store(1, std::memory_order_release);
@@ -229,11 +259,15 @@ TEMPLATE_TEST_CASE("device: events order streams", "[device][fast]", HYBRIDPS_DE
   const auto from = f.memory(1 << 16);
   const auto middle = f.memory(1 << 16);
   const auto to = f.memory(1 << 16);
+  std::byte* const from_there = f.there(from.bytes);
+  std::byte* const to_there = f.there(to.bytes);
   REQUIRE(f.device->wait_flag(first, gate, 1).is_ok());
-  REQUIRE(f.device->copy_to_host(first, middle.data, from.data, from.bytes).is_ok());
+  REQUIRE(f.device->copy_to_device(first, from_there, from.data, from.bytes).is_ok());
+  REQUIRE(f.device->copy_to_host(first, middle.data, from_there, middle.bytes).is_ok());
   REQUIRE(f.device->record(between, first).is_ok());
   REQUIRE(f.device->wait(second, between).is_ok());
-  REQUIRE(f.device->copy_to_device(second, to.data, middle.data, to.bytes).is_ok());
+  REQUIRE(f.device->copy_to_device(second, to_there, middle.data, to.bytes).is_ok());
+  REQUIRE(f.device->copy_to_host(second, to.data, to_there, to.bytes).is_ok());
   REQUIRE(f.device->record(end, second).is_ok());
   std::memset(from.data, 9, from.bytes);
   std::this_thread::sleep_for(kAWhile);

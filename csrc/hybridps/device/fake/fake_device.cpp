@@ -25,6 +25,7 @@ using core::Code;
 using core::Status;
 
 constexpr std::uint64_t kPage = 4096;
+constexpr auto kHostCopyPatience = std::chrono::seconds(3);
 
 // Each recording has its own word. So a later recording on another stream does not release a waiter of an earlier one.
 struct EventState {
@@ -211,14 +212,14 @@ struct FakeDevice::Impl {
   [[nodiscard]] std::unique_lock<DriverLock> memory_call() {
     NoDriverCalls::look();
     std::unique_lock lock(driver);
-    if (options.memory_calls_wait)
-      wait_until([&] {
-        return std::ranges::all_of(queues, [](const auto& queue) {
-          const std::lock_guard of_queue(queue->mutex);
-          return queue->tasks.empty() && !queue->busy;
-        });
-      });
+    if (options.memory_calls_wait) wait_until([&] { return is_idle(); });
     return lock;
+  }
+  bool is_idle() const {
+    return std::ranges::all_of(queues, [](const auto& queue) {
+      const std::lock_guard of_queue(queue->mutex);
+      return queue->tasks.empty() && !queue->busy;
+    });
   }
 
   Status put(DeviceStream stream, std::function<void()> task) {
@@ -251,6 +252,21 @@ struct FakeDevice::Impl {
   Status put_copy(DeviceStream stream, bool waits, std::function<void()> task) {
     const auto lock = call();
     return waits ? put_and_wait(stream, std::move(task)) : put_in_call(stream, std::move(task));
+  }
+
+  /// A copy from host memory to host memory. CUDA makes it in the call, after the stream's earlier work.
+  Status copy_on_host(DeviceStream stream, std::function<void()> task) {
+    const auto lock = call();
+    const auto done = std::make_shared<std::atomic<bool>>(false);
+    Status status = put_in_call(stream, [done, task = std::move(task)] {
+      task();
+      done->store(true);
+    });
+    const auto until = std::chrono::steady_clock::now() + kHostCopyPatience;
+    if (status.is_ok()) wait_until([&] { return done->load() || std::chrono::steady_clock::now() > until; });
+    static_cast<void>(core::check(!status.is_ok() || done->load() || stop.load() || dead.load(),
+                                  "a copy from host memory to host memory ends: it is made in the call"));
+    return status;
   }
 
   template <typename Ready>
@@ -374,18 +390,27 @@ core::Result<bool> FakeDevice::is_done(DeviceEvent event) {
 
 core::Status FakeDevice::copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->to_host.fetch_add(bytes);
-  return impl_->put_copy(stream, !impl_->is_pinned(to), [to, from, bytes] { copy(to, from, bytes); });
+  auto task = [to, from, bytes] { copy(to, from, bytes); };
+  if (is_pinned(from)) return impl_->copy_on_host(stream, std::move(task));
+  return impl_->put_copy(stream, !is_pinned(to), std::move(task));
 }
 
 core::Status FakeDevice::copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->to_device.fetch_add(bytes);
-  return impl_->put_copy(stream, !impl_->is_pinned(from), [to, from, bytes] { copy(to, from, bytes); });
+  if (is_pinned(to)) return impl_->copy_on_host(stream, [to, from, bytes] { copy(to, from, bytes); });
+  return impl_->put_copy(stream, !is_pinned(from), [to, from, bytes] { copy(to, from, bytes); });
 }
 
 core::Status FakeDevice::copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->within.fetch_add(bytes);
-  return impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
+  auto task = [to, from, bytes] { copy(to, from, bytes); };
+  if (is_pinned(to) && is_pinned(from)) return impl_->copy_on_host(stream, std::move(task));
+  return impl_->put(stream, std::move(task));
 }
+
+bool FakeDevice::is_pinned(const void* address) const { return impl_->is_pinned(address); }
+
+bool FakeDevice::is_idle() const { return impl_->is_idle(); }
 
 core::Status FakeDevice::prepare_int8() {
   const auto call = impl_->call();

@@ -8,9 +8,11 @@
 //          it until the device has finished all work put on it, as CUDA's driver does. A queue has a limit of tasks. A
 //          call that finds its queue full waits and holds the lock. So does a launch with launch_blocking. A call on a
 //          thread that has NoDriverCalls fails a core::check().
-//          A program's device memory is ordinary memory: the queue's thread makes the copies, and TSan sees every race.
-//          No thread can read or write memory from allocate_device(): an attempt ends the process, as on a GPU. Copies
-//          and tests reach this memory by another mapping (host_view()).
+//          Copies do what CUDA's do. A copy with memory that is not pinned returns when it is done. A copy between two
+//          runs of pinned memory is made in the call, after the stream's earlier work. If that work does not end, a
+//          core::check() fails. A program's device memory is ordinary memory: the queue's thread makes the copies, and
+//          TSan sees every race. No thread can read or write memory from allocate_device(): an attempt ends the
+//          process, as on a GPU. Copies and tests reach this memory by another mapping (host_view()).
 // Threads  as Device; one thread per hardware queue.
 // Life     the destructor ends waits that are still under way, and joins the threads.
 #pragma once
@@ -75,6 +77,10 @@ class FakeDevice final : public Device {
 
   /// The address where this process can read `address`, if it is memory of any FakeDevice; else `address` itself.
   static const std::byte* host_view(const std::byte* address);
+  /// Whether the address is in memory of allocate_host().
+  bool is_pinned(const void* address) const;
+  /// Whether no work is on any stream.
+  bool is_idle() const;
   /// Puts a kernel on the stream.
   void launch(DeviceStream stream, std::function<void()> kernel);
   /// Puts a host function on the stream. launch_blocking does not apply to host functions.

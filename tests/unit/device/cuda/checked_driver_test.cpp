@@ -1,0 +1,83 @@
+// CudaDevice on a driver that checks its caller: the contract, and what CUDA demands beside it.
+#include "tests/support/checked_driver.h"
+
+namespace {
+
+struct OnCheckedDriver {
+  static std::unique_ptr<hybridps::test::CheckedDriver>& checked() {
+    static std::unique_ptr<hybridps::test::CheckedDriver> driver;
+    return driver;
+  }
+  static std::shared_ptr<hybridps::device::FakeDevice>& fake() {
+    static std::shared_ptr<hybridps::device::FakeDevice> device;
+    return device;
+  }
+  static std::shared_ptr<hybridps::device::Device> make() {
+    fake() = std::make_shared<hybridps::device::FakeDevice>(hybridps::device::FakeOptions{});
+    checked() = std::make_unique<hybridps::test::CheckedDriver>();
+    return checked()->open(fake());
+  }
+  static std::string why() { return {}; }
+};
+}  // namespace
+
+#define HYBRIDPS_DEVICE_BACKENDS OnCheckedDriver
+#include "tests/unit/device/device_contract.h"
+
+namespace {
+
+using namespace hybridps;
+
+TEST_CASE("device/checked: the contract needs nothing that CUDA forbids", "[device][fast]") {
+  device_contract::Fixture<OnCheckedDriver> f;
+  const auto stream = f.stream();
+  const auto flag = f.memory(64).flag_at(0);
+  REQUIRE(f.device->write_flag(stream, flag, 1).is_ok());
+  OnCheckedDriver::fake()->synchronize(stream);
+  CHECK(OnCheckedDriver::checked()->violations().empty());
+}
+
+TEST_CASE("device/checked: a thread without a context gets an error and no answer", "[device][fast]") {
+  device_contract::Fixture<OnCheckedDriver> f;
+  const auto event = f.event();
+  const device::Driver& driver = OnCheckedDriver::checked()->driver();
+  CHECK(driver.event_query(static_cast<CUevent>(event.native)) == CUDA_ERROR_INVALID_CONTEXT);
+  CUdeviceptr memory = 0;
+  CHECK(driver.device_allocate(&memory, 64) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(f.device->is_done(event).value());
+}
+
+TEST_CASE("device/checked: a query spoils another thread's graph but not after begin_helper_thread()",
+          "[device][fast]") {
+  for (const bool relaxed : {false, true}) {
+    device_contract::Fixture<OnCheckedDriver> f;
+    const auto event = f.event();
+    OnCheckedDriver::checked()->begin_capture();
+    std::thread([&] {
+      if (relaxed) f.device->begin_helper_thread();
+      CHECK(f.device->is_done(event).is_ok() == relaxed);
+    }).join();
+    const auto memory = f.device->allocate_host(64);  // relaxed by itself
+    CHECK(memory.is_ok());
+    CHECK(OnCheckedDriver::checked()->end_capture() == relaxed);
+    f.device->free_host(memory.value());
+  }
+}
+
+TEST_CASE("device/checked: errors stay and calls fail when the driver is gone", "[device][fast]") {
+  device_contract::Fixture<OnCheckedDriver> f;
+  const auto stream = f.stream();
+  const auto flag = f.memory(64).flag_at(0);
+  OnCheckedDriver::checked()->refuse_memory_operations();
+  CHECK(f.device->write_flag(stream, flag, 1).to_string() ==
+        "internal error: CUDA: cuStreamWriteValue32 failed: CUDA_ERROR_NOT_SUPPORTED (operation not supported)");
+  OnCheckedDriver::fake()->break_down("an illegal memory access was encountered");
+  for (int i = 0; i < 2; ++i)
+    CHECK(f.device->make_event().status().to_string() ==
+          "internal error: CUDA: cuEventCreate failed: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was "
+          "encountered)");
+  OnCheckedDriver::checked()->leave();
+  CHECK(f.device->make_stream().status().to_string().find("CUDA_ERROR_DEINITIALIZED") != std::string::npos);
+}
+
+}  // namespace

@@ -28,13 +28,6 @@ constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
 
 }  // namespace
 
-void give_back(DevicePool& pool, const device::HostMemory& memory) noexcept {
-  if (memory.pinned)
-    pool.give_back(memory);
-  else
-    std::free(memory.data);
-}
-
 Status group_is_gone(const std::string& what) {
   return Status(Code::kClosed, what + ": its process group was destroyed before it could begin");
 }
@@ -63,8 +56,9 @@ core::Status Channel::open() {
   }
   auto flags = pool_->take_host(kFlagBytes);
   if (!flags.is_ok())
-    return Status(flags.status().code(),
-                  std::string(flags.status().message()) + "; CUDA tensors need a page of it at least: see `ulimit -l`");
+    return Status(flags.status().code(), std::string(flags.status().message()) +
+                                             "; CUDA tensors need a page of it at least: see the memory limit of the "
+                                             "container");
   flags_ = flags.value();
   std::memset(flags_.data, 0, kFlagBytes);
   ready_ = flags_.flag_at(kReadyAt);
@@ -101,7 +95,7 @@ struct Channel::Remains {
     rings.clear();
     for (const device::DeviceEvent tail : tails) pool->give_back(tail);
     for (const device::DeviceStream stream : streams) pool->give_back(stream);
-    for (const device::HostMemory& memory : memories) give_back(*pool, memory);
+    for (const device::HostMemory& memory : memories) pool->give_back(memory);
     return true;
   }
 };
@@ -549,11 +543,12 @@ void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& o
 }
 
 core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
-  const std::uint64_t bytes = ring_bytes(slice_bytes, operation_bytes, ring_.bytes());
+  const std::uint64_t wanted = ring_bytes(slice_bytes, operation_bytes, ring_.bytes());
+  std::uint64_t bytes = std::max(slice_bytes, std::min(wanted, pinned_bytes_max_));
   if (bytes <= ring_.bytes()) return {};
-  const device::HostMemory larger = allocate(bytes);
-  if (larger.data == nullptr)
-    return Status(Code::kOutOfResources, "no memory for " + std::to_string(bytes) + " bytes of staging");
+  auto larger = pin(bytes, slice_bytes);
+  if (!larger.is_ok() && slice_bytes <= ring_.bytes()) return {};  // what there is will do
+  if (!larger.is_ok()) return larger.status();
 
   // The old memory is released after its last user.
   while (!open_ways_.empty())
@@ -564,22 +559,30 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
   }
   for (const auto& [number, event] : over_) pool_->give_back(event);
   over_.clear();
-  memory_ = larger;
+  memory_ = larger.value();
   ring_ = Ring(bytes);
   return {};
 }
 
-device::HostMemory Channel::allocate(std::uint64_t bytes) {
-  auto pinned = pool_->take_host(bytes);
-  if (pinned.is_ok()) return pinned.value();
-  if (!std::exchange(warned_, true))
-    core::log_warn("staging for ", device_->describe(), ": ", pinned.status().message(),
-                   "; ordinary memory is used, and calls will wait for the device. Raise `ulimit -l`, or lower "
-                   "HYBRIDPS_STAGING_BYTES");
-  device::HostMemory memory;
-  memory.data = static_cast<std::byte*>(std::aligned_alloc(kFlagBytes, bytes));
-  memory.bytes = bytes;
-  return memory;
+/// Pinned memory: `bytes`, or less where the system has no more, but `least`. Only pinned memory will do: a copy from
+/// other memory takes its bytes in the call, before they have come from the network.
+core::Result<device::HostMemory> Channel::pin(std::uint64_t& bytes, std::uint64_t least) {
+  const std::uint64_t wanted = bytes;
+  auto made = pool_->take_host(bytes);
+  while (!made.is_ok() && made.status().code() == Code::kOutOfResources && bytes > least) {
+    bytes = std::max(bytes / 2, least);
+    made = pool_->take_host(bytes);
+  }
+  if (bytes < wanted || !made.is_ok()) pinned_bytes_max_ = made.is_ok() ? bytes : std::max(ring_.bytes(), least);
+  if (!made.is_ok())
+    return Status(made.status().code(), "staging for " + device_->describe() + " needs " + std::to_string(least) +
+                                            " bytes of pinned memory: " + std::string(made.status().message()) +
+                                            "; raise the memory limit of the container, or lower HYBRIDPS_SLICE_BYTES");
+  if (bytes < wanted && !std::exchange(warned_, true))
+    core::log_warn("staging for ", device_->describe(), ": only ", bytes, " of ", wanted,
+                   " bytes could be pinned, so less of an operation is under way at a time. Raise the memory limit of "
+                   "the container, or lower HYBRIDPS_STAGING_BYTES");
+  return made;
 }
 
 /// mutex_ held. Ranks no longer agree on what was issued, so the group ends here.

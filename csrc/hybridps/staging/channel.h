@@ -21,8 +21,8 @@
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on
 //          it.
 // Threads  every method from any thread; calls to one channel run one after the other. Only these calls wait for the
-//          device or the network: Staged::wait(); Stager::stop(); enqueue() where memory could not be pinned, or where
-//          the pool has too little; the first collective of a channel that may have Local (or connect() before it).
+//          device or the network: Staged::wait(); Stager::stop(); enqueue() where the pool has too little; the first
+//          collective of a channel that may have Local (or connect() before it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs. The device
 //          memory of a failed operation is undefined. Staged::status() reports the failure. If nobody asked, the
 //          channel's next enqueue() reports the failure once. A failed device aborts the group. So does a caller's
@@ -115,7 +115,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
 
   device::DeviceStream out_stream() const noexcept { return out_; }
   device::Device& device() noexcept { return *device_; }
-  /// Bytes of staging, pinned or not.
+  /// Bytes of staging.
   std::uint64_t staging_bytes() const;
   /// Whether the channel has a ring of device memory to send from (staging/direct.h).
   bool is_direct() const;
@@ -165,7 +165,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   void choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails);
   bool can_encode();
   void make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group, bool rails);
-  device::HostMemory allocate(std::uint64_t bytes);
+  core::Result<device::HostMemory> pin(std::uint64_t& bytes, std::uint64_t least);
   void break_down(const core::Status& status, engine::Group* group);
 
   /// On the driver's thread: checks whether device and library still work. The Stager's thread acts on the findings.
@@ -211,7 +211,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept, because streams may use these rings
   std::deque<WayBack> open_ways_;                            // ways back that are not on the out stream yet
   bool warned_ = false;
-  bool agreed_ = false;          // the ranks have agreed, or tried to agree, about Local
+  std::uint64_t pinned_bytes_max_ = ~std::uint64_t{0};  // more could not be pinned
+  bool agreed_ = false;                                 // the ranks have agreed, or tried to agree, about Local
   std::uint64_t ways_open_ = 0;  // how many ways in of the current operation may be ahead of the ways out
 
   // Held only briefly, because the engine's loop takes this mutex. Lock order: mutex_ first.
@@ -236,9 +237,6 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
 
 /// A slice's number, as a flag holds it.
 inline std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
-/// Returns pinned memory to the pool, and frees ordinary memory (used when pinning failed). No stream may use the
-/// memory any more.
-void give_back(DevicePool& pool, const device::HostMemory& memory) noexcept;
 /// The error of `what` when the group is gone.
 core::Status group_is_gone(const std::string& what);
 

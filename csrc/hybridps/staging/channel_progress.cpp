@@ -56,7 +56,7 @@ Channel::Progress Channel::progress(core::TimePoint now) {
       staged_.pop_front();
     }
     while (!retired_.empty() && device::has_reached(ended, word_of(retired_.front().end))) {
-      give_back(*pool_, retired_.front().memory);
+      pool_->give_back(retired_.front().memory);
       retired_.pop_front();
     }
     release_if_stopped(now);

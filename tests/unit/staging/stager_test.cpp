@@ -46,28 +46,50 @@ TEST_CASE("staging/stager: slices larger than the reserve share it and memory st
   for (const Part& part : parts) REQUIRE((*part.output == part.expected));
 }
 
-TEST_CASE("staging/stager: memory that cannot be pinned is replaced", "[staging][fast]") {
+TEST_CASE("staging/stager: where less can be pinned the ring is smaller and results are right", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 6));
   std::vector<Rank> all;
   for (auto& group : ClusterGroup::open(cluster)) {
     FakeOptions options = fake(6);
-    options.pinned_bytes_max = 8192;  // the flags, no more
+    options.pinned_bytes_max = 4096 + 70000;  // the flags, and a few slices
     all.emplace_back(group, options, small());
   }
   std::vector<Part> parts;
-  for (Rank& rank : all) parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 5000, 1));
-  std::vector<std::thread> threads;  // copies then wait in the call
-  for (std::size_t r = 0; r < 2; ++r) {
-    *parts[r].output = parts[r].given_output;
-    threads.emplace_back([&, r] {
-      if (const auto staged = all[r].enqueue(parts[r].operation)) staged->wait(core::Clock::now() + kLong);
-    });
+  std::vector<std::shared_ptr<Staged>> staged;
+  for (std::uint32_t turn = 0; turn < 4; ++turn) {
+    for (Rank& rank : all) {
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 100000, turn));
+      *parts.back().output = parts.back().given_output;
+      staged.push_back(rank.enqueue(parts.back().operation));
+      REQUIRE(staged.back());
+    }
   }
-  for (auto& thread : threads) thread.join();
-  for (std::size_t r = 0; r < 2; ++r) {
-    REQUIRE(eventually([&] { return all[r].over->load() == 1; }));
-    CHECK((*parts[r].output == parts[r].expected));
+  for (const auto& s : staged) REQUIRE(s->wait(core::Clock::now() + kLong));
+  for (Rank& rank : all) {
+    REQUIRE(eventually([&] { return rank.over->load() == 4; }));
+    CHECK(rank.channel->staging_bytes() <= 70000);
   }
+  for (const Part& part : parts) CHECK((*part.output == part.expected));
+}
+
+TEST_CASE("staging/stager: where no slice can be pinned the operation fails on all ranks and says what to raise",
+          "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 6));
+  std::vector<Rank> all;
+  for (auto& group : ClusterGroup::open(cluster)) {
+    FakeOptions options = fake(6);
+    if (group->rank() == 1) options.pinned_bytes_max = 8192;  // the flags, and no slice
+    all.emplace_back(group, options, small());
+  }
+  std::vector<Part> parts;
+  for (Rank& rank : all) parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 100000, 1));
+  const auto first = all[0].enqueue(parts[0].operation);
+  CHECK_FALSE(all[1].enqueue(parts[1].operation));
+  CHECK(all[1].refused.code() == core::Code::kOutOfResources);
+  for (const char* const said : {"bytes of pinned memory", "memory limit of the container", "HYBRIDPS_SLICE_BYTES"})
+    CHECK(all[1].refused.to_string().find(said) != std::string::npos);
+  REQUIRE(eventually([&] { return first->is_over(); }));
+  CHECK(first->status().to_string().find("bytes of pinned memory") != std::string::npos);
 }
 
 TEST_CASE("staging/stager: operations on host memory keep their place among those on the device", "[staging][fast]") {

@@ -398,7 +398,10 @@ core::Status FakeDevice::copy_to_host(DeviceStream stream, void* to, const void*
 core::Status FakeDevice::copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {
   impl_->to_device.fetch_add(bytes);
   if (is_pinned(to)) return impl_->copy_on_host(stream, [to, from, bytes] { copy(to, from, bytes); });
-  return impl_->put_copy(stream, !is_pinned(from), [to, from, bytes] { copy(to, from, bytes); });
+  if (is_pinned(from)) return impl_->put(stream, [to, from, bytes] { copy(to, from, bytes); });
+  const auto* const begin = static_cast<const std::byte*>(from);
+  return impl_->put(
+      stream, [to, taken = std::vector<std::byte>(begin, begin + bytes)] { copy(to, taken.data(), taken.size()); });
 }
 
 core::Status FakeDevice::copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) {

@@ -8,11 +8,12 @@
 //          it until the device has finished all work put on it, as CUDA's driver does. A queue has a limit of tasks. A
 //          call that finds its queue full waits and holds the lock. So does a launch with launch_blocking. A call on a
 //          thread that has NoDriverCalls fails a core::check().
-//          Copies do what CUDA's do. A copy with memory that is not pinned returns when it is done. A copy between two
-//          runs of pinned memory is made in the call, after the stream's earlier work. If that work does not end, a
-//          core::check() fails. A program's device memory is ordinary memory: the queue's thread makes the copies, and
-//          TSan sees every race. No thread can read or write memory from allocate_device(): an attempt ends the
-//          process, as on a GPU. Copies and tests reach this memory by another mapping (host_view()).
+//          Copies do what CUDA's do. A copy to memory that is not pinned returns when it is done. A copy from such
+//          memory takes the bytes in the call. A copy between two runs of pinned memory is made in the call, after the
+//          stream's earlier work. If that work does not end, a core::check() fails.
+//          A program's device memory is ordinary memory: the queue's thread makes the copies, and TSan sees every race.
+//          No thread can read or write memory from allocate_device(): an attempt ends the process, as on a GPU. Copies
+//          and tests reach this memory by another mapping (host_view()).
 // Threads  as Device; one thread per hardware queue.
 // Life     the destructor ends waits that are still under way, and joins the threads.
 #pragma once

@@ -284,6 +284,36 @@ def freed_at_once(rank, world, device, rounds):
             del takers
 
 
+def strided_and_dropped(rank, world, device, rounds):
+    """An output that is not contiguous is given up right after the call, with its Work, and its memory is wanted again
+    at once: the operation's last copy may still be on its way."""
+    for turn in range(rounds):
+        with stream_for(device):
+            count = 20_011 + 1000 * (turn % 5)
+            whole = torch.zeros(count, 2, device=device)
+            whole[:, 0].copy_(numbers(count, rank, turn, torch.float32, device))
+            if turn % 2:
+                busy(device, 2)
+            work = dist.all_reduce(whole[:, 0], async_op=True)
+            del work, whole
+            taker = torch.full((count, 2), 7.0, device=device)
+            check = torch.ones(100, device=device)
+            dist.all_reduce(check)  # after it on the same streams
+            equal("the next owner's memory", taker, torch.full((count, 2), 7.0))
+
+
+def barrier_before_all_else(rank, world, device):
+    """A first barrier that is told its device waits for the device's work, before the group has had a tensor there."""
+    if not has_streams(device):
+        return dist.barrier()
+    event = module_of(device).Event()
+    busy(device, 2000)
+    event.record()
+    assert not event.query()
+    dist.barrier(device_ids=[torch.device(device).index])
+    assert event.query()
+
+
 class SumOfGradients(torch.autograd.Function):
     @staticmethod
     def forward(context, x):

@@ -53,6 +53,14 @@ def test_tensors_that_are_freed_right_after_the_call(on_gpu, connections):
     run_ranks(bodies.freed_at_once, "1+1", args=(on_gpu, 60), env=environment, timeout=200)
 
 
+def test_strided_outputs_that_are_dropped_with_their_work(on_gpu):
+    run_ranks(bodies.strided_and_dropped, "1+1", args=(on_gpu, 60), timeout=200)
+
+
+def test_a_first_barrier_that_is_told_its_device(on_gpu):
+    run_ranks(bodies.barrier_before_all_else, "1+1", args=(on_gpu,))
+
+
 def test_calls_from_other_threads(on_gpu):
     run_ranks(bodies.from_other_threads, "1+1", args=(on_gpu,))
 

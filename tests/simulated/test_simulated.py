@@ -49,6 +49,15 @@ def test_tensors_that_are_freed_right_after_the_call(queues):
     run("freed_at_once", "1+1", DEVICE, 20, env={"SIMULATED_QUEUES": queues})
 
 
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_strided_outputs_that_are_dropped_with_their_work(queues):
+    run("strided_and_dropped", "1+1", DEVICE, 20, env={"SIMULATED_QUEUES": queues})
+
+
+def test_a_first_barrier_that_is_told_its_device():
+    run("barrier_before_all_else", "1+1", DEVICE)
+
+
 def test_several_devices_of_a_process():
     run("several_devices", "1+1", ["sim:0", "sim:1", "cpu", "sim:0"])
 

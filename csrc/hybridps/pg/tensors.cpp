@@ -263,7 +263,10 @@ void Buffers::separate(worker::Piece& input, const at::Tensor& tensor, const std
 
 void Buffers::finish() {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  for (auto& [to, from] : copies_) to.copy_(from);
+  for (auto& [to, from] : copies_) {
+    to.copy_(from);
+    hold(to);  // on a device the copy has only been put on a stream
+  }
   copies_.clear();
 }
 

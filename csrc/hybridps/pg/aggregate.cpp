@@ -10,6 +10,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "hybridps/core/log.h"
+#include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/process_group_hybrid.h"
 
 namespace hybridps::pg {
@@ -319,7 +320,11 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
   call.operations.resize(1);
   call.operations.front().kind = schedule::Kind::kBarrier;
   // In a group that works on a GPU, the barrier also follows the current stream's work. Other ranks see no difference.
-  if (const auto device = last_device()) return issue_on_stream(std::move(call), *device);
+  // torch names a device without an index if the program named none.
+  const auto chosen = opts.device && opts.device->has_index() && accelerator_of(opts.device->type()) != nullptr
+                          ? opts.device
+                          : last_device();
+  if (chosen) return issue_on_stream(std::move(call), *chosen);
   return issue(std::move(call));
 }
 

@@ -1,5 +1,6 @@
 // Issues operations on CUDA tensors to the engine, through the channels of staging/.
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "hybridps/core/config.h"
+#include "hybridps/core/log.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/process_group_hybrid.h"
@@ -29,6 +31,14 @@ std::byte* memory_for_codes(StreamWork::Held& held, c10::Device device, std::uin
   } catch (const c10::OutOfMemoryError&) {
     return nullptr;
   }
+}
+
+/// With the first channel on a GPU and not earlier: asking loads the driver, and a process that has loaded it cannot
+/// fork children that use CUDA.
+void tell_of_cuda(c10::Device device) {
+  static std::once_flag said;
+  if (!device.is_cuda() || !core::log_enabled(core::LogLevel::kInfo)) return;
+  std::call_once(said, [] { core::log_info("CUDA path: ", describe_cuda_support()); });
 }
 
 }  // namespace
@@ -82,6 +92,9 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
   }
   auto opened = open_device(device);
   if (!opened.is_ok()) return opened.status();
+  if (core::Status status = staging::check_not_captured(*opened.value(), current_stream(device)); !status.is_ok())
+    return status;
+  tell_of_cuda(device);
   auto channel = Process::instance().stager()->open(opened.value(), group, options);
   if (channel.is_ok()) life.channels.emplace(key, channel.value());
   return channel;
@@ -111,6 +124,8 @@ std::byte* ProcessGroupHybrid::scratch_for(const std::shared_ptr<staging::Channe
                                            const std::shared_ptr<engine::Group>& group, Buffers& buffers,
                                            const std::string& what) const {
   core::Result<std::uint64_t> bytes = std::uint64_t{0};
+  if (operation.kind != schedule::Kind::kPointToPoint && !channel->is_connected())
+    check_status(staging::check_not_captured(channel->device(), current_stream(device)), what);
   const auto ask = [&] {
     bytes = channel->scratch_bytes(operation);
     return bytes.status();

@@ -57,17 +57,6 @@ std::shared_ptr<WorkContext> make_context(const std::string& name, int rank, int
 
 std::string group_text(const WorkContext& context) { return text_of(context.group_name, context.rank, context.size); }
 
-/// Only if level info is logged, because asking loads the driver. A machine without a GPU logs this at level debug.
-void tell_of_cuda() {
-  static std::once_flag said;
-  if (!core::log_enabled(core::LogLevel::kInfo)) return;
-  std::call_once(said, [] {
-    const std::string found = describe_cuda_support();
-    const bool none = found == "not built" || found.starts_with("no device");
-    core::log(none ? core::LogLevel::kDebug : core::LogLevel::kInfo, "CUDA path: ", found);
-  });
-}
-
 double ms_between(core::TimePoint from, core::TimePoint to) { return 1000 * core::to_seconds(to - from); }
 
 }  // namespace
@@ -195,9 +184,9 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   const auto spec = compress::parse_spec(options_->compress.empty() ? config.value().compress : options_->compress);
   require(spec.status(), whose);
   if (spec.value()) group_options.compress = compress::text_of(spec.value());
-  life->compression =
-      std::make_unique<Compression>(spec.value().is_lossy() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
-                                    config.value().compress_min_bytes, options_->group_name, rank_ == 0);
+  life->compression = std::make_unique<Compression>(
+      spec.value().is_lossy() ? std::make_shared<const compress::Codecs>(spec.value()) : nullptr,
+      config.value().compress_min_bytes, options_->group_name, rank_ == 0);
   const auto priorities = worker::parse_priorities(options_->priority);
   require(priorities.status(), whose);
   life->priorities = priorities.value();
@@ -206,7 +195,6 @@ std::shared_ptr<ProcessGroupHybrid::Life> ProcessGroupHybrid::open(engine::Group
   auto engine = engine::Engine::acquire(static_cast<std::size_t>(size_));
   require(engine.status(), "starting the engine for " + whose);
   life->started_at = core::Clock::now();
-  tell_of_cuda();
   auto group = engine.value()->open_group(std::move(group_options));
   require(group.status(), "opening " + whose);
   life->context->group = group.value();

@@ -28,6 +28,14 @@ constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
 
 }  // namespace
 
+Status check_not_captured(device::Device& device, device::DeviceStream stream) {
+  const auto capturing = device.is_capturing(stream);
+  if (!capturing.is_ok() || !capturing.value()) return capturing.status();
+  return Status(Code::kUnsupported,
+                "the current stream is recording a CUDA graph, and an operation that crosses the network cannot be "
+                "replayed by the GPU alone; take it out of the captured region");
+}
+
 Status group_is_gone(const std::string& what) {
   return Status(Code::kClosed, what + ": its process group was destroyed before it could begin");
 }
@@ -151,13 +159,10 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(StagingRequest request) {
   if (!opened_.is_ok()) return opened_;
   const auto group = group_.lock();
   if (!group) return group_is_gone(request.what);
-  auto capturing = device_->is_capturing(request.caller);
-  if (!capturing.is_ok()) return capturing.status();
-  if (capturing.value())
-    return Status(Code::kUnsupported,
-                  request.what +
-                      ": the current stream is recording a CUDA graph, and an operation that crosses the "
-                      "network cannot be replayed by the GPU alone; take it out of the captured region");
+  if (Status status = check_not_captured(*device_, request.caller); status.code() == Code::kUnsupported)
+    return Status(status.code(), request.what + ": " + std::string(status.message()));
+  else if (!status.is_ok())
+    return status;
   const std::lock_guard lock(mutex_);
   if (!broken_.is_ok()) return broken_;
   if (Status status = group->status(); !status.is_ok()) return status;

@@ -237,6 +237,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
 
 /// A slice's number, as a flag holds it.
 inline std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
+/// Error kUnsupported: a graph is recorded on the stream.
+core::Status check_not_captured(device::Device& device, device::DeviceStream stream);
 /// The error of `what` when the group is gone.
 core::Status group_is_gone(const std::string& what);
 

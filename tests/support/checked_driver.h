@@ -14,7 +14,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,7 +33,11 @@ namespace hybridps::test {
 
 class CheckedDriver {
  public:
-  CheckedDriver() : driver_(table()), nvrtc_(compiler()) { self = this; }
+  /// `fails_at_once`: a violation fails a core::check(), hence the unit program.
+  explicit CheckedDriver(bool fails_at_once = false)
+      : fails_at_once_(fails_at_once), driver_(table()), nvrtc_(compiler()) {
+    self = this;
+  }
   ~CheckedDriver() {
     if (self == this) self = nullptr;
   }
@@ -59,6 +65,11 @@ class CheckedDriver {
     const std::lock_guard lock(mutex_);
     return violations_;
   }
+  /// The device that open() has put at this index.
+  std::shared_ptr<device::FakeDevice> fake(int index) {
+    const std::lock_guard lock(mutex_);
+    return fakes_[static_cast<std::size_t>(index)].lock();
+  }
   int calls() const { return calls_.load(); }
   /// From now on streams cannot write or wait for words.
   void refuse_memory_operations() { memory_operations_ = false; }
@@ -83,16 +94,14 @@ class CheckedDriver {
   static CUresult of(const core::Status& status) {
     text = std::string(status.message());
     if (status.is_ok()) return CUDA_SUCCESS;
+    if (status.code() == core::Code::kUnsupported) return CUDA_ERROR_NOT_SUPPORTED;
     return status.code() == core::Code::kOutOfResources ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_ILLEGAL_ADDRESS;
   }
   static CUresult error(CUresult result, const char* why) { return text = why, result; }
   void violated(std::string what) {
+    static_cast<void>(core::check(!fails_at_once_, what.c_str()));
     const std::lock_guard lock(mutex_);
     violations_.push_back(std::move(what));
-  }
-  std::shared_ptr<Fake> fake(int index) {
-    const std::lock_guard lock(mutex_);
-    return fakes_[static_cast<std::size_t>(index)].lock();
   }
   static CUcontext context_of(int index) { return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(index) + 1); }
 
@@ -142,6 +151,7 @@ class CheckedDriver {
   static inline thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   static inline thread_local std::string text;  // of the last error
 
+  const bool fails_at_once_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Fake>> fakes_;
   std::map<void*, device::HostMemory> host_;
@@ -183,6 +193,13 @@ inline device::Driver CheckedDriver::table() {
     const auto found = self->fake(device)->physical_id();
     if (found.is_ok()) std::snprintf(id, static_cast<std::size_t>(bytes), "%s", found.value().c_str());
     return of(found.status());
+  };
+  d.device_uuid = [](CUuuid* uuid, CUdevice device) {
+    const auto id = self->fake(device)->physical_id();
+    const std::size_t hash = std::hash<std::string>()(id.is_ok() ? id.value() : "");
+    std::memset(uuid->bytes, 0, sizeof uuid->bytes);
+    std::memcpy(uuid->bytes, &hash, sizeof hash);
+    return of(id.status());
   };
   d.device_attribute = [](int* value, CUdevice_attribute, CUdevice) { return *value = 9, CUDA_SUCCESS; };
   d.primary_context_retain = [](CUcontext* context, CUdevice device) {
@@ -338,8 +355,12 @@ inline void CheckedDriver::add_kernels(device::Driver& d) {
         const std::lock_guard lock(self->mutex_);
         first = self->loaded_.insert({&fake, kernel}).second;
       }
-      // CUDA loads it then, which may wait for the device. Here the wait might have no end.
-      if (first && !fake.is_idle()) self->violated("the first launch of a kernel while work is on the device");
+      if (first) {  // CUDA loads it then, and may wait for the device
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+        while (!fake.is_idle() && std::chrono::steady_clock::now() < until)
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (!fake.is_idle()) self->violated("the first launch of a kernel behind work that waits for this thread");
+      }
       auto* const to = *static_cast<std::byte**>(arguments[0]);
       auto* const from = *static_cast<std::byte**>(arguments[1]);
       const auto elements = *static_cast<std::uint64_t*>(arguments[2]);

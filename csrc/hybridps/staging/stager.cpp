@@ -214,7 +214,12 @@ void Stager::run_driver() {
   core::begin_thread("hybridps-driver");
   std::vector<std::shared_ptr<Channel>> channels;
   std::vector<Funeral> funerals;
-  const device::Device* relaxed = nullptr;
+  std::vector<std::shared_ptr<DevicePool>> pools;
+  std::size_t relaxed = 0;  // pools for which this thread is a helper
+  // Before the first call on a device: it could spoil a graph that another thread records.
+  const auto relax = [&] {
+    for (; relaxed < pools.size(); ++relaxed) pools[relaxed]->device().begin_helper_thread();
+  };
   bool trimmed = false;
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -234,8 +239,9 @@ void Stager::run_driver() {
       }
       // Nothing is under way, and begin() waits until the trim is over.
       trimming_ = true;
-      const auto pools = pools_;
+      pools = pools_;
       lock.unlock();
+      relax();
       for (const auto& pool : pools) pool->trim();
       lock.lock();
       trimming_ = false;
@@ -246,11 +252,10 @@ void Stager::run_driver() {
     trimmed = false;
     channels = active_;
     funerals = std::exchange(funerals_, {});
+    pools = pools_;
     lock.unlock();
-    for (const auto& channel : channels) {
-      if (std::exchange(relaxed, &channel->device()) != &channel->device()) channel->device().begin_helper_thread();
-      channel->look();
-    }
+    relax();
+    for (const auto& channel : channels) channel->look();
     channels.clear();
     std::erase_if(funerals, [](const Funeral& funeral) { return funeral(); });
     lock.lock();

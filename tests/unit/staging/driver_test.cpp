@@ -71,7 +71,7 @@ TEST_CASE("staging/driver: rings grow and channels go beside others that are at 
   run_apart(all, [&](Rank& rank) {
     std::string wrong;
     for (int round = 0; round < 12; ++round) {
-      const auto channel = rank.stager->open(rank.gpu, rank.group, options).value();
+      const auto channel = rank.stager->open(rank.accelerator, rank.group, options).value();
       wrong += reduce(rank, *channel, round % 4 == 3 ? 700000 : 20000, 3);
       wrong += reduce(rank, *rank.channel, 20000 << (round / 2), 2);
       if (rank.gpu->pinned_bytes() > most.load()) most.store(rank.gpu->pinned_bytes());

@@ -49,12 +49,17 @@ inline std::int32_t value(int rank, std::size_t i, std::uint32_t turn) {
                                    static_cast<std::uint32_t>(i) * 17U);
 }
 
+/// The Device that staging gets; null: the FakeDevice itself. unit_staging_cuda sets it before any test.
+inline std::shared_ptr<device::Device> (*device_on)(const std::shared_ptr<FakeDevice>&) = nullptr;
+inline std::shared_ptr<FakeDevice> (*fake_of)(const std::shared_ptr<device::Device>&) = nullptr;
+
 /// One GPU and what a program has on it.
 struct Rank {
   Rank(std::shared_ptr<ClusterGroup> g, FakeOptions fake, ChannelOptions options)
       : group(std::move(g)), gpu(std::make_shared<FakeDevice>(fake)), stager(std::make_shared<Stager>()) {
+    accelerator = device_on != nullptr ? device_on(gpu) : gpu;
     caller = gpu->make_stream().value();
-    auto opened = stager->open(gpu, group, options);
+    auto opened = stager->open(accelerator, group, options);
     REQUIRE(opened.is_ok());
     channel = opened.value();
   }
@@ -70,7 +75,7 @@ struct Rank {
   Rank(Rank&&) = default;
 
   std::shared_ptr<Channel> open(ChannelOptions options) {
-    others.push_back(stager->open(gpu, group, options).value());
+    others.push_back(stager->open(accelerator, group, options).value());
     return others.back();
   }
   std::shared_ptr<Staged> enqueue(worker::Operation operation, Channel* on = nullptr, bool leave_open = false) {
@@ -95,6 +100,7 @@ struct Rank {
 
   std::shared_ptr<ClusterGroup> group;
   std::shared_ptr<FakeDevice> gpu;
+  std::shared_ptr<device::Device> accelerator;
   std::shared_ptr<Stager> stager;
   std::shared_ptr<Channel> channel;
   std::vector<std::shared_ptr<Channel>> others;
@@ -131,6 +137,7 @@ using Hub = std::shared_ptr<intranode::FakeLocalHub>;
 
 inline staging::LocalOptions local_of(const Hub& hub, intranode::FakeLocalOptions options = {}) {
   staging::LocalOptions local;
+  options.fake_of = fake_of;
   local.library = std::make_shared<intranode::FakeLocalGroups>(hub, options);
   return local;
 }

@@ -377,10 +377,10 @@ TEST_CASE("staging/stager: a device that fails ends the operation and the group"
   const auto staged = all[0].enqueue(part.operation);
   all[0].gpu->break_down("an illegal memory access was encountered");
   REQUIRE(staged->wait(core::Clock::now() + kLong));
-  CHECK(staged->status().message() == "an illegal memory access was encountered");
+  CHECK(staged->status().to_string().find("an illegal memory access was encountered") != std::string::npos);
   REQUIRE(eventually([&] { return !all[1].group->status().is_ok(); }));
   CHECK_FALSE(all[0].enqueue(part.operation));
-  CHECK(all[0].refused.message() == "an illegal memory access was encountered");
+  CHECK(all[0].refused.to_string().find("an illegal memory access was encountered") != std::string::npos);
   REQUIRE(eventually([&] { return all[0].over->load() == 1; }));
 }
 

@@ -1,5 +1,6 @@
 #include "hybridps/device/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -59,13 +60,28 @@ CudaDevice::~CudaDevice() {
 
 std::string CudaDevice::describe() const { return "CUDA device " + std::to_string(index_) + " (" + name_ + ")"; }
 
-core::Result<std::string> CudaDevice::physical_id() {
+core::Result<std::string> CudaDevice::bus_id() const {
   std::array<char, 64> id{};
   if (Status status = driver_.status(driver_.device_bus_id(id.data(), static_cast<int>(id.size()) - 1, device_),
                                      "cuDeviceGetPCIBusId");
       !status.is_ok())
     return status;
   return std::string(id.data());
+}
+
+core::Result<std::string> CudaDevice::physical_id() {
+  auto id = bus_id();
+  if (!id.is_ok()) return id.status();
+  CUuuid uuid{};
+  if (Status status = driver_.status(driver_.device_uuid(&uuid, device_), "cuDeviceGetUuid"); !status.is_ok())
+    return status;
+  std::string text = id.value() + " ";
+  constexpr const char* kDigits = "0123456789abcdef";
+  for (const char byte : uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text += {kDigits[value / 16], kDigits[value % 16]};
+  }
+  return text;
 }
 
 int CudaDevice::hardware_queues() const noexcept {
@@ -167,7 +183,7 @@ core::Status CudaDevice::make_int8() {
   if (Status status = driver_.status(result, "cuDeviceGetAttribute"); !status.is_ok()) return status;
   const auto binary = compile(loaded != nullptr ? loaded->value() : *nvrtc_, kInt8Source, 10 * major + minor);
   if (!binary.is_ok()) return binary.status();
-  return in_context("loading kernels", [&] {
+  Status status = in_context("loading kernels", [&] {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     driver_.exchange_capture_mode(&mode);
     CUresult made = driver_.module_load(&int8_, binary.value().data());
@@ -176,11 +192,26 @@ core::Status CudaDevice::make_int8() {
     driver_.exchange_capture_mode(&mode);
     return made;
   });
+  if (!status.is_ok()) return status;
+  // CUDA loads a kernel to the device at its first launch, and may wait for the device then. Later launches come behind
+  // flags that only the network sets.
+  const auto stream = make_stream();
+  if (!stream.is_ok()) return stream.status();
+  status = start_int8(stream.value(), int8_encode_, nullptr, nullptr, 0, 1.0F);
+  if (status.is_ok()) status = start_int8(stream.value(), int8_decode_, nullptr, nullptr, 0, 1.0F);
+  destroy(stream.value());
+  return status;
+}
+
+/// Also with 0 elements.
+core::Status CudaDevice::start_int8(DeviceStream stream, CUfunction kernel, const void* to, const void* from,
+                                    std::uint64_t elements, float factor) {
+  void* arguments[] = {&to, &from, &elements, &factor};  // decoding takes the first three
+  return launch(stream, kernel, std::max<std::uint64_t>(elements, 1), arguments);
 }
 
 core::Status CudaDevice::launch(DeviceStream stream, CUfunction kernel, std::uint64_t threads, void** arguments) {
   constexpr unsigned kThreads = 256;  // threads of a block: whole warps
-  if (threads == 0) return {};
   const std::uint64_t blocks = (threads + kThreads - 1) / kThreads;
   if (blocks > 0x7fffffffU)
     return Status(Code::kInvalidArgument, "CUDA: " + std::to_string(threads) + " threads are too many for a launch");
@@ -192,13 +223,11 @@ core::Status CudaDevice::launch(DeviceStream stream, CUfunction kernel, std::uin
 
 core::Status CudaDevice::encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,
                                      float factor) {
-  void* arguments[] = {&to, &from, &elements, &factor};
-  return launch(stream, int8_encode_, elements, arguments);
+  return elements == 0 ? Status() : start_int8(stream, int8_encode_, to, from, elements, factor);
 }
 
 core::Status CudaDevice::decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) {
-  void* arguments[] = {&to, &from, &elements};
-  return launch(stream, int8_decode_, elements, arguments);
+  return elements == 0 ? Status() : start_int8(stream, int8_decode_, to, from, elements, 1.0F);
 }
 
 core::Status CudaDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
@@ -233,8 +262,8 @@ core::Result<HostMemory> CudaDevice::allocate_host(std::uint64_t bytes) {
   memory.bytes = bytes;
   void* data = nullptr;
   CUdeviceptr address = 0;
-  const core::Result<std::string> bus_id = physical_id();
-  const NearNode near_gpu(bus_id.is_ok() ? numa_node_of(bus_id.value()) : -1);
+  const core::Result<std::string> bus = bus_id();
+  const NearNode near_gpu(bus.is_ok() ? numa_node_of(bus.value()) : -1);
   Status status = in_context("cuMemHostAlloc", [&] {
     // Allocation must be allowed while this thread records a graph.
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

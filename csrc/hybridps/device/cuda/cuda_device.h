@@ -28,7 +28,7 @@ class CudaDevice final : public Device {
 
   int index() const noexcept override { return index_; }
   std::string describe() const override;
-  /// The PCI bus id, which NCCL also compares. Two MIG instances of one GPU have the same id.
+  /// The PCI bus id and the UUID, which tells MIG instances of one GPU apart. NCCL compares the same.
   core::Result<std::string> physical_id() override;
   /// CUDA_DEVICE_MAX_CONNECTIONS, as the driver reads it.
   int hardware_queues() const noexcept override;
@@ -68,7 +68,10 @@ class CudaDevice final : public Device {
   template <typename Call>
   core::Status in_context(const char* what, const Call& call) const;
 
+  core::Result<std::string> bus_id() const;
   core::Status make_int8();  // int8_mutex_ held
+  core::Status start_int8(DeviceStream stream, CUfunction kernel, const void* to, const void* from,
+                          std::uint64_t elements, float factor);
   core::Status launch(DeviceStream stream, CUfunction kernel, std::uint64_t threads, void** arguments);
 
   const Driver& driver_;

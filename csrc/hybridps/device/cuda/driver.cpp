@@ -23,6 +23,7 @@ core::Result<Driver> open_driver() {
   library.find(driver.device_get, "cuDeviceGet");
   library.find(driver.device_name, "cuDeviceGetName");
   library.find(driver.device_bus_id, "cuDeviceGetPCIBusId");
+  library.find(driver.device_uuid, "cuDeviceGetUuid_v2");
   library.find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
   library.find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
   library.find(driver.context_push, "cuCtxPushCurrent_v2");
@@ -79,8 +80,10 @@ core::Status Driver::status(CUresult result, const char* call) const {
   std::string message = std::string("CUDA: ") + call + " failed: ";
   message += name != nullptr ? name : "error " + std::to_string(static_cast<int>(result));
   if (text != nullptr) message += std::string(" (") + text + ")";
-  const bool memory = result == CUDA_ERROR_OUT_OF_MEMORY;
-  return Status(memory ? Code::kOutOfResources : Code::kInternal, std::move(message));
+  Code code = Code::kInternal;
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) code = Code::kOutOfResources;
+  if (result == CUDA_ERROR_NOT_SUPPORTED) code = Code::kUnsupported;
+  return Status(code, std::move(message));
 }
 
 const core::Result<Driver>& load_driver() {

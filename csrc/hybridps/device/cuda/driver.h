@@ -22,6 +22,7 @@ struct Driver {
   PFN_cuDeviceGet_v2000 device_get = nullptr;
   PFN_cuDeviceGetName_v2000 device_name = nullptr;
   PFN_cuDeviceGetPCIBusId_v4010 device_bus_id = nullptr;
+  PFN_cuDeviceGetUuid_v11040 device_uuid = nullptr;
   PFN_cuDevicePrimaryCtxRetain_v7000 primary_context_retain = nullptr;
   PFN_cuDevicePrimaryCtxRelease_v11000 primary_context_release = nullptr;
   PFN_cuCtxPushCurrent_v4000 context_push = nullptr;

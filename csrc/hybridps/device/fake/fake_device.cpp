@@ -431,10 +431,12 @@ core::Status FakeDevice::decode_int8(DeviceStream stream, float* to, const std::
 }
 
 core::Status FakeDevice::write_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
+  if (!impl_->options.has_flags) return Status(Code::kUnsupported, "operation not supported");
   return impl_->put(stream, [flag, value] { flag.word->store(value, std::memory_order_release); });
 }
 
 core::Status FakeDevice::wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) {
+  if (!impl_->options.has_flags) return Status(Code::kUnsupported, "operation not supported");
   return impl_->put(stream, [this, flag, value] {
     impl_->wait_until([&] { return has_reached(flag.word->load(std::memory_order_acquire), value); });
   });

@@ -38,6 +38,7 @@ struct FakeOptions {
   bool memory_calls_wait = true;                       // false: no call waits for the device
   std::size_t launches_max = 1000;                     // most tasks on a queue; the next call waits
   bool has_int8 = true;                                // false: prepare_int8() fails
+  bool has_flags = true;                               // false: write_flag() and wait_flag() are kUnsupported
   bool launch_blocking = false;                        // launches wait for their end (CUDA_LAUNCH_BLOCKING=1)
 };
 

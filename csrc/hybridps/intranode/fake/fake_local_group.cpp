@@ -342,7 +342,8 @@ core::Result<std::shared_ptr<LocalGroup>> FakeLocalGroups::connect(std::shared_p
                                                                    int size, const std::vector<std::string>& ids,
                                                                    const Patience& patience) {
   if (options_.connect_fails) return Status(Code::kInternal, options_.name + ": out of shared memory");
-  auto fake = std::dynamic_pointer_cast<device::FakeDevice>(device);
+  auto fake =
+      options_.fake_of != nullptr ? options_.fake_of(device) : std::dynamic_pointer_cast<device::FakeDevice>(device);
   if (!fake) return Status(Code::kInvalidArgument, "not a fake device");
   auto group = std::make_shared<FakeLocalGroup>(hub_, std::move(fake), rank, size);
   const std::size_t first = ids.size() == 1 ? 1 : 0;

@@ -18,11 +18,17 @@
 
 #include "hybridps/intranode/local_group.h"
 
+namespace hybridps::device {
+class FakeDevice;
+}
+
 namespace hybridps::intranode {
 
 struct FakeLocalOptions {
   std::string name = "fake library 1";
   bool connect_fails = false;  // simulates a failure on this rank
+  /// The FakeDevice below another Device. Null: devices are FakeDevices.
+  std::shared_ptr<device::FakeDevice> (*fake_of)(const std::shared_ptr<device::Device>&) = nullptr;
 };
 
 /// The state that the groups of one process share.

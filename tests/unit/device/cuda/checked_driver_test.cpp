@@ -70,7 +70,7 @@ TEST_CASE("device/checked: errors stay and calls fail when the driver is gone", 
   const auto flag = f.memory(64).flag_at(0);
   OnCheckedDriver::checked()->refuse_memory_operations();
   CHECK(f.device->write_flag(stream, flag, 1).to_string() ==
-        "internal error: CUDA: cuStreamWriteValue32 failed: CUDA_ERROR_NOT_SUPPORTED (operation not supported)");
+        "unsupported: CUDA: cuStreamWriteValue32 failed: CUDA_ERROR_NOT_SUPPORTED (operation not supported)");
   OnCheckedDriver::fake()->break_down("an illegal memory access was encountered");
   for (int i = 0; i < 2; ++i)
     CHECK(f.device->make_event().status().to_string() ==

@@ -54,6 +54,10 @@ Driver scripted() {
   d.device_bus_id = [](char* text, int, CUdevice device) {
     return std::strcpy(text, device == 1 ? "0000:41:00.0" : "0000:40:00.0"), CUDA_SUCCESS;
   };
+  d.device_uuid = [](CUuuid* uuid, CUdevice device) {
+    std::memset(uuid->bytes, 0xa0 + device, sizeof uuid->bytes);
+    return CUDA_SUCCESS;
+  };
   d.primary_context_retain = [](CUcontext* context, CUdevice) {
     notes->retained = true;
     *context = reinterpret_cast<CUcontext>(0x10);
@@ -146,7 +150,7 @@ TEST_CASE("device/cuda: every call is made in the device's context and puts back
     book.next = CUDA_ERROR_NOT_READY;
     CHECK_FALSE(cuda.is_done(event).value());
     CHECK(cuda.is_done(event).value());
-    CHECK(cuda.physical_id().value() == "0000:41:00.0");
+    CHECK(cuda.physical_id().value() == "0000:41:00.0 a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1");
     const auto inside = [&] {
       CHECK(book.contexts == 1);
       return core::Status(core::Code::kBusy, "as it came");

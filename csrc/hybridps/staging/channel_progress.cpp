@@ -1,4 +1,5 @@
 // Channel: the part that runs on the Stager's threads and in the engine's completions.
+#include <algorithm>
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -59,6 +60,7 @@ Channel::Progress Channel::progress(core::TimePoint now) {
       pool_->give_back(retired_.front().memory);
       retired_.pop_front();
     }
+    result.waits_for_stream |= std::ranges::any_of(staged_, [](const auto& s) { return s->is_waited_for(); });
     release_if_stopped(now);
   }
   if (failure.is_ok()) failure = trouble(now);

@@ -53,11 +53,14 @@ bool Staged::is_told() const {
 bool Staged::wait(core::TimePoint until) {
   std::unique_lock lock(mutex_);
   const auto settled = [this] { return over_ || !status_.is_ok(); };
-  if (until == core::TimePoint::max()) {
+  waits_.fetch_add(1);
+  bool did = true;
+  if (until == core::TimePoint::max())
     changed_.wait(lock, settled);
-    return true;
-  }
-  return changed_.wait_until(lock, until, settled);
+  else
+    did = changed_.wait_until(lock, until, settled);
+  waits_.fetch_sub(1);
+  return did;
 }
 
 int Staged::source_rank() const {

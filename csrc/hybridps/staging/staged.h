@@ -4,6 +4,7 @@
 // Threads  every method from any thread. Blocking: only wait().
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -46,6 +47,8 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
 
  private:
   friend class Channel;
+  /// Whether a thread is in wait().
+  bool is_waited_for() const noexcept { return waits_.load(std::memory_order_relaxed) > 0; }
   void set_failed(const core::Status& status);
   void slice_done(const worker::Outcome& outcome);
   void set_over();
@@ -72,6 +75,7 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   core::Status status_;
   bool told_ = false;
   bool over_ = false;
+  std::atomic<int> waits_{0};
   int source_rank_ = -1;
   core::OnceFn<void(const core::Status&)> done_;
 };

@@ -192,7 +192,7 @@ void UcxTransportImpl::run_down() {
     if (attention_.empty() && closing_.empty() && held_.next == &held_ && receives_pending_ == 0 &&
         closes_pending_ == 0)
       return;
-    if (did == 0 && attention_.empty() && api_.worker_arm(worker_) == UCS_OK) {
+    if (did == 0 && attention_.empty() && arm_worker() == UCS_OK) {
       pollfd event{event_fd_, POLLIN, 0};
       (void)::poll(&event, 1, 1);
     }
@@ -278,6 +278,12 @@ void UcxTransportImpl::within_first(const Call& call) const {
   call();
 }
 
+ucs_status_t UcxTransportImpl::arm_worker() const {
+  ucs_status_t status = UCS_OK;
+  within_first([&] { status = api_.worker_arm(worker_); });  // with device memory UCX asks CUDA's events
+  return status;
+}
+
 core::Result<Endpoint*> UcxTransportImpl::connect(core::EngineId peer, std::span<const std::byte> address) {
   if (in_child()) return child_error();
   if (const auto found = endpoints_.find(peer); found != endpoints_.end()) {
@@ -331,7 +337,7 @@ bool UcxTransportImpl::arm() {
     next_refresh_ = now + kRefreshEvery;
     fork_guard_->refresh();
   }
-  const ucs_status_t status = api_.worker_arm(worker_);
+  const ucs_status_t status = arm_worker();
   if (status != UCS_OK && status != UCS_ERR_BUSY) {
     static core::LogRate rate(core::from_seconds(10));
     if (rate.permit()) core::log_warn(name_, ": UCX cannot arm its events: ", text_of(status));

@@ -91,6 +91,7 @@ class UcxTransportImpl final : public UcxTransport {
   /// Runs a UCX call that may concern any region, with the first device current. UCX finds others by address.
   template <typename Call>
   void within_first(const Call& call) const;
+  ucs_status_t arm_worker() const;
 
   // Sending
   core::Status send(UcxEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,

@@ -54,6 +54,7 @@ class FakeUcp final : public UcpApi {
   int untyped = 0;      // memory that UCX would have to ask CUDA about
   bool inside = false;  // a device is current, says the test
   int outside = 0;      // calls that want one, without
+  bool armed_inside = false;
   ucp_ep_params_t ep_params{};
   ucp_worker_params_t worker_params{};
   ucp_request_param_t last_send{};
@@ -143,7 +144,10 @@ class FakeUcp final : public UcpApi {
     for (auto now = std::exchange(queue, {}); !now.empty(); now.pop_front(), ++count) now.front()();
     return count;
   }
-  ucs_status_t worker_arm(ucp_worker_h) override { return queue.empty() ? arm_status : UCS_ERR_BUSY; }
+  ucs_status_t worker_arm(ucp_worker_h) override {
+    armed_inside = inside;
+    return queue.empty() ? arm_status : UCS_ERR_BUSY;
+  }
   ucs_status_t worker_get_efd(ucp_worker_h, int* fd) override {
     *fd = event_fd_;
     return UCS_OK;

@@ -157,6 +157,8 @@ TEST_CASE("transport/ucx: a GPU's memory is registered and sent as such where UC
   f.side.progress();
   CHECK(done.count == 1);
   CHECK(kept.use_count() == 1);
+  f.side.transport->arm();
+  CHECK(f.ucp.armed_inside);  // UCX asks CUDA's events then
   f.side.transport->detach_device(gpu.memory);
   CHECK(f.ucp.maps == 1);
   REQUIRE(f.ucp.unmapped.size() == 1);

@@ -6,9 +6,9 @@
 //          it is done; nothing on a stream when it is destroyed. What is not kept is in violations().
 // Model    Ranks are threads, each with a FakeDevice. Communicators do not block: what a group holds reaches the stream
 //          later, from another thread, and the first launch of a communicator only when all ranks have come. A kernel
-//          waits on the stream for those of the other ranks. ncclCommAbort() ends them, waits, and frees. While it
-//          waits it holds as many multiprocessors of its device as its communicator may have blocks (32 unless told);
-//          one that finds too few free begins later.
+//          waits on the stream for those of the other ranks. The first launch of each kind waits for the device.
+//          ncclCommAbort() ends them, waits, and frees. While it waits it holds as many multiprocessors of its device
+//          as its communicator may have blocks (32 unless told); one that finds too few free begins later.
 // Faults   by the number of the call, counted over all: fail, hang (never done); a rank whose kernels never come; an
 //          asynchronous error.
 #pragma once
@@ -100,6 +100,7 @@ class CheckedNccl {
     void* stream = nullptr;
     int blocks = 32;
     std::map<int, double> premuls;  // by number of the operation
+    std::set<Kind> used;
   };
   struct Pending {
     Comm* comm;
@@ -128,8 +129,12 @@ class CheckedNccl {
     Comm& comm = of(handle);
     check(comm, what);
     if (depth == 0) violated(std::string(what) + " outside of a group: it would block");
-    if (comm.stream != nullptr && comm.stream != stream) violated(std::string(what) + " on a second stream");
+    if (comm.stream != nullptr && comm.stream != stream && comm.kernels > 0)
+      violated(std::string(what) + " on a second stream");
     comm.stream = stream;
+    // Kernels reach device memory by its other address.
+    op.from = device::FakeDevice::host_view(static_cast<const std::byte*>(op.from));
+    op.to = const_cast<std::byte*>(device::FakeDevice::host_view(static_cast<const std::byte*>(op.to)));
     if (op.op > ncclAvg) {
       const auto made = comm.premuls.find(op.op);
       if (made == comm.premuls.end())
@@ -169,6 +174,7 @@ class CheckedNccl {
     threads_.emplace_back(std::move(work));
   }
   void launch(Comm& comm, cudaStream_t stream, std::vector<Op> ops);
+  void load(Comm& comm, const std::vector<Op>& ops);
   void kernel(Comm& comm, std::uint64_t number, std::vector<Op> ops);
   void carry_out(World& world, Round& round);
 
@@ -211,12 +217,26 @@ inline void CheckedNccl::launch(Comm& comm, cudaStream_t stream, std::vector<Op>
       --comm.kernels;
       return;
     }
+    load(comm, ops);
     comm.device->launch({stream}, [this, &comm, number, ops = std::move(ops)]() mutable {
       kernel(comm, number, std::move(ops));
       --comm.kernels;
     });
     comm.in_progress = false;
   });
+}
+
+/// The first launch of what hybridps uses on each way: NCCL connects for it and CUDA loads a kernel, which may wait for
+/// the device.
+inline void CheckedNccl::load(Comm& comm, const std::vector<Op>& ops) {
+  bool first = false;
+  for (const Op& op : ops)
+    if (op.kind != Kind::kReduce && op.kind != Kind::kBroadcast) first |= comm.used.insert(op.kind).second;
+  if (!first) return;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (!comm.device->is_idle() && !comm.ended && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  if (!comm.device->is_idle() && !comm.ended) violated("a first use of NCCL behind work that waits");
 }
 
 inline void CheckedNccl::kernel(Comm& comm, std::uint64_t number, std::vector<Op> ops) {

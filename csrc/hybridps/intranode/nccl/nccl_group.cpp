@@ -493,6 +493,51 @@ class NcclGroup final : public LocalGroup {
   const int size_;
 };
 
+/// Work of each kind on one leg, waited for.
+Status warm_up_leg(LocalGroup& group, device::Device& device, Leg leg, std::byte* memory, const Patience& patience) {
+  const auto stream = device.make_stream();
+  if (!stream.is_ok()) return stream.status();
+  const auto event = device.make_event();
+  if (!event.is_ok()) return event.status();
+  constexpr std::uint64_t kBytes = sizeof(float);
+  const auto n = static_cast<std::uint64_t>(group.size());
+  std::byte* const results = memory + n * kBytes;
+  std::vector<Part> parts;
+  for (std::uint64_t k = 0; k < n; ++k)
+    parts.push_back({static_cast<int>(k), kBytes, memory + k * kBytes, results + k * kBytes, k > 0});
+  const Part one{0, kBytes, memory, results, false};
+  const Transfer ring[] = {{(group.rank() + 1) % group.size(), kBytes, memory, nullptr},
+                           {(group.rank() + group.size() - 1) % group.size(), kBytes, nullptr, results}};
+  const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
+  Status status = group.reduce(leg, stream.value(), parts, sum, patience);
+  if (status.is_ok()) status = group.spread(leg, stream.value(), parts, patience);
+  if (status.is_ok()) status = group.exchange(leg, stream.value(), ring, patience);
+  if (status.is_ok()) status = group.all_reduce(leg, stream.value(), {&one, 1}, sum, patience);
+  if (status.is_ok()) status = device.record(event.value(), stream.value());
+  for (bool done = false; status.is_ok() && !done;) {
+    const auto asked = device.is_done(event.value());
+    status = asked.status();
+    done = status.is_ok() && asked.value();
+    if (!done) std::this_thread::sleep_for(kNap);
+    if (status.is_ok() && !done) status = patience.check("a first use of NCCL");
+  }
+  if (!status.is_ok()) return status;  // work may still be on the stream, so stream and event are left
+  device.destroy(event.value());
+  device.destroy(stream.value());
+  return {};
+}
+
+/// NCCL connects ranks at the first launch of an algorithm, and CUDA loads a kernel at its first launch. Both may wait
+/// for the device. A later first launch could stand behind a flag that only the network sets.
+Status warm_up(LocalGroup& group, device::Device& device, bool both_legs, const Patience& patience) {
+  const auto memory = device.allocate_device(2 * static_cast<std::uint64_t>(group.size()) * sizeof(float));
+  if (!memory.is_ok()) return memory.status();
+  Status status = both_legs ? warm_up_leg(group, device, Leg::kIn, memory.value(), patience) : Status();
+  if (status.is_ok()) status = warm_up_leg(group, device, Leg::kOut, memory.value(), patience);
+  if (status.is_ok()) device.free_device(memory.value());
+  return status;
+}
+
 }  // namespace
 
 bool NcclGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {
@@ -514,8 +559,10 @@ core::Result<std::shared_ptr<LocalGroup>> NcclGroups::connect(std::shared_ptr<de
                                                               int size, const std::vector<std::string>& ids,
                                                               const Patience& patience) {
   if (ids.empty() || ids.size() > kLegs) return Status(Code::kInvalidArgument, "a communicator per leg");
-  auto group = std::make_shared<NcclGroup>(api_, std::move(device), rank, size);
-  if (Status status = group->connect(ids, patience); !status.is_ok()) {
+  auto group = std::make_shared<NcclGroup>(api_, device, rank, size);
+  Status status = group->connect(ids, patience);
+  if (status.is_ok() && warms_up_) status = warm_up(*group, *device, ids.size() == kLegs, patience);
+  if (!status.is_ok()) {
     group->abort();
     return status;
   }

@@ -178,8 +178,12 @@ TEST_CASE("intranode/nccl: kernels of a dozen groups that reach the GPUs in othe
         lane.group = connected.value();
         lane.stream = rank.device->make_stream().value();
         lane.end = rank.device->make_event().value();
+      }
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        Lane& lane = lanes[me][g];
         *rank.at(10 * g) = value(r, g);
-        // As on the way back from the network: the kernel begins when a flag says so.
+        // All are connected, since connecting may wait for the device. As on the way back from the network: the kernel
+        // begins when a flag says so.
         if (auto status = rank.device->wait_flag(lane.stream, flag(me, g), 1); !status.is_ok()) return status;
         const Part parts[] = {{0, 4, rank.bytes_at(10 * g), rank.bytes_at(kOut + 10 * g), false}};
         if (auto status = lane.group->all_reduce(Leg::kOut, lane.stream, parts, kSum, patience()); !status.is_ok())

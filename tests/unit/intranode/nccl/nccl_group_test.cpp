@@ -198,7 +198,7 @@ struct Script {
   }
   Notes kept;
   NcclApi api = scripted();
-  NcclGroups library{api};
+  NcclGroups library{api, /*warms_up=*/false};
 };
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

@@ -24,7 +24,7 @@ constexpr std::uint64_t kFlagBytes = 4096;
 constexpr std::uint64_t kReadyAt = 0;
 constexpr std::uint64_t kDoneAt = 128;  // each flag has its own cache line
 constexpr std::uint64_t kEndedAt = 256;
-constexpr std::uint64_t kStagingBytesMin = std::uint64_t{1} << 20;
+constexpr std::uint64_t kProbeAt = 384;
 
 }  // namespace
 
@@ -50,7 +50,17 @@ Channel::Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device>
       options_(options),
       pool_(std::move(pool)) {
   pool_->channels().fetch_add(1);
+  count_streams(options_.one_stream ? 1 : 2);
   opened_ = open();
+  if (opened_.code() != Code::kUnsupported) return;
+  // The other ranks would wait for this one.
+  if (const auto joined = group_.lock())
+    joined->abort(std::string(opened_.message()) + " (rank " + std::to_string(joined->rank()) + ")");
+}
+
+void Channel::count_streams(int more) {
+  streams_that_wait_ += more;
+  pool_->streams_that_wait().fetch_add(more);
 }
 
 core::Status Channel::open() {
@@ -72,6 +82,11 @@ core::Status Channel::open() {
   ready_ = flags_.flag_at(kReadyAt);
   done_ = flags_.flag_at(kDoneAt);
   ended_ = flags_.flag_at(kEndedAt);
+  if (Status status = pool_->check_flags(in_, flags_.flag_at(kProbeAt)); !status.is_ok())
+    return Status(status.code(),
+                  "streams of " + device_->describe() +
+                      " cannot write or wait for words of host memory, as with confidential computing: " +
+                      std::string(status.message()) + "; use backend \"cpu:hybridps,cuda:nccl\"");
   return {};
 }
 
@@ -111,6 +126,7 @@ struct Channel::Remains {
 // A completion in the engine's loop may drop the last reference, so the destructor makes no driver call.
 Channel::~Channel() {
   pool_->channels().fetch_sub(1);
+  pool_->streams_that_wait().fetch_sub(streams_that_wait_);
   for (const auto& [number, event] : over_) pool_->give_back(event);
   for (const WayBack& way : open_ways_) pool_->give_back(way.arrived);
   auto remains = std::make_shared<Remains>();
@@ -209,6 +225,11 @@ core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds time
   if (!options_.local || std::exchange(agreed_, true)) return {};
   auto local = Local::agree(group, device_, *options_.local, options_.limits, timeout);
   if (!local.is_ok()) return local.status();
+  if (local.value()) {
+    // Two of NCCL's own, one per communicator, which wait for its kernels.
+    count_streams(2);
+    stager_->warn_of_few_queues(*pool_);
+  }
   const std::lock_guard progress(progress_mutex_);
   local_ = local.value();
   return {};
@@ -380,7 +401,8 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (!status.is_ok()) return status;
   }
   const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
-  WaitingSlice waiting{number, collective ? group.reserve() : 0, {}, staged};
+  WaitingSlice waiting{number, collective ? group.reserve() : 0, {}, staged, {}};
+  for (const Copy& copy : slice.out) waiting.results.push_back({base + copy.offset, copy.bytes});
   slice.bind(base, direct.data);
   slice.operation.device_memory = std::move(direct.held);
   waiting.operation = std::move(slice.operation);
@@ -454,19 +476,6 @@ core::Status Channel::complete_enqueue(Staged& staged) {
   return status;
 }
 
-/// The size that a ring should have, if its size is `have` now.
-std::uint64_t Channel::ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const {
-  // Twice the largest operation, so that one operation can be copied while another is on the network. Bounded, except
-  // for what one slice needs.
-  const std::uint64_t wanted = std::max({slice_bytes, std::min(2 * operation_bytes, options_.staging_bytes_max),
-                                         std::min(kStagingBytesMin, operation_bytes)});
-  if (wanted <= have) return have;
-  std::uint64_t bytes = kStagingBytesMin;
-  while (bytes < wanted) bytes *= 2;
-  if (wanted <= options_.staging_bytes_max) bytes = std::min(bytes, std::max(wanted, options_.staging_bytes_max));
-  return bytes;
-}
-
 /// mutex_ held. Null: the group is not open yet.
 const schedule::Topology* Channel::topology_of(engine::Group& group) {
   if (!topology_) {
@@ -510,84 +519,6 @@ bool Channel::can_encode() {
   if (!status.is_ok() && !told.exchange(true))
     core::log_info("int8 is encoded by the CPU, from staging: ", device_->describe(), ": ", status.message());
   return *can_encode_;
-}
-
-/// mutex_ held. Slices that cannot go out from device memory stay as they are.
-void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group,
-                          bool rails) {
-  if (!options_.direct || no_direct_) return;
-  const schedule::Topology* const topology = topology_of(group);
-  if (topology == nullptr || !can_go_direct(operation, *topology, rails)) return;
-  std::uint64_t largest = 0;
-  std::uint64_t together = 0;
-  for (const Slice& slice : slices) {
-    largest = std::max(largest, bytes_in(slice));
-    together += bytes_in(slice);
-  }
-  const std::uint64_t have = direct_ ? direct_->bytes() : 0;
-  const std::uint64_t bytes = ring_bytes(largest, together, have);
-  if (bytes > have) {
-    auto made = DirectRing::make(
-        pool_, group, bytes, [stager = stager_](std::function<bool()> funeral) { stager->bury(std::move(funeral)); });
-    if (!made.is_ok()) {
-      no_direct_ = true;
-      static core::LogRate rate(core::from_seconds(10));  // one rate for all channels
-      if (rate.permit())
-        core::log_warn("HYBRIDPS_GPUDIRECT is on, and group \"", group.name(), "\" (rank ", group.rank(),
-                       ") cannot send from the memory of ", device_->describe(), ": ", made.status().message(),
-                       "; what it sends goes through pinned memory");
-      return;
-    }
-    if (direct_) smaller_direct_.push_back(direct_);
-    core::log_info("group \"", group.name(), "\": CUDA tensors go to other nodes from the memory of ",
-                   device_->describe(), ", ", bytes, " bytes of it, but for sums (HYBRIDPS_GPUDIRECT)");
-    const std::lock_guard progress(progress_mutex_);
-    direct_ = std::move(made).value();
-  }
-  for (Slice& slice : slices) go_direct(slice, group.rank());
-}
-
-core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
-  const std::uint64_t wanted = ring_bytes(slice_bytes, operation_bytes, ring_.bytes());
-  std::uint64_t bytes = std::max(slice_bytes, std::min(wanted, pinned_bytes_max_));
-  if (bytes <= ring_.bytes()) return {};
-  auto larger = pin(bytes, slice_bytes);
-  if (!larger.is_ok() && slice_bytes <= ring_.bytes()) return {};  // what there is will do
-  if (!larger.is_ok()) return larger.status();
-
-  // The old memory is released after its last user.
-  while (!open_ways_.empty())
-    if (Status status = put_next_out(); !status.is_ok()) return status;
-  if (memory_.data != nullptr) {
-    const std::lock_guard progress(progress_mutex_);
-    retired_.push_back({memory_, ends_ + 1});
-  }
-  for (const auto& [number, event] : over_) pool_->give_back(event);
-  over_.clear();
-  memory_ = larger.value();
-  ring_ = Ring(bytes);
-  return {};
-}
-
-/// Pinned memory: `bytes`, or less where the system has no more, but `least`. Only pinned memory will do: a copy from
-/// other memory takes its bytes in the call, before they have come from the network.
-core::Result<device::HostMemory> Channel::pin(std::uint64_t& bytes, std::uint64_t least) {
-  const std::uint64_t wanted = bytes;
-  auto made = pool_->take_host(bytes);
-  while (!made.is_ok() && made.status().code() == Code::kOutOfResources && bytes > least) {
-    bytes = std::max(bytes / 2, least);
-    made = pool_->take_host(bytes);
-  }
-  if (bytes < wanted || !made.is_ok()) pinned_bytes_max_ = made.is_ok() ? bytes : std::max(ring_.bytes(), least);
-  if (!made.is_ok())
-    return Status(made.status().code(), "staging for " + device_->describe() + " needs " + std::to_string(least) +
-                                            " bytes of pinned memory: " + std::string(made.status().message()) +
-                                            "; raise the memory limit of the container, or lower HYBRIDPS_SLICE_BYTES");
-  if (bytes < wanted && !std::exchange(warned_, true))
-    core::log_warn("staging for ", device_->describe(), ": only ", bytes, " of ", wanted,
-                   " bytes could be pinned, so less of an operation is under way at a time. Raise the memory limit of "
-                   "the container, or lower HYBRIDPS_STAGING_BYTES");
-  return made;
 }
 
 /// mutex_ held. Ranks no longer agree on what was issued, so the group ends here.

@@ -24,7 +24,8 @@
 //          device or the network: Staged::wait(); Stager::stop(); enqueue() where the pool has too little; the first
 //          collective of a channel that may have Local (or connect() before it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs. The device
-//          memory of a failed operation is undefined. Staged::status() reports the failure. If nobody asked, the
+//          memory of a failed operation is undefined; most of what the network did not bring has all bits set, which is
+//          NaN for floats. Staged::status() reports the failure. If nobody asked, the
 //          channel's next enqueue() reports the failure once. A failed device aborts the group. So does a caller's
 //          stream that does not reach the operation before its deadline.
 #pragma once
@@ -138,6 +139,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     std::uint64_t sequence = 0;
     worker::Operation operation;
     std::shared_ptr<Staged> staged;
+    std::vector<worker::Piece> results;  // in staging
   };
   struct Retired {
     device::HostMemory memory;
@@ -148,6 +150,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   class Putting;
 
   core::Status open();
+  void count_streams(int more);
   core::Status agree(engine::Group& group, std::chrono::milliseconds timeout);  // mutex_ held
   intranode::Patience patience_until(core::Deadline deadline) const;
   core::Status witness(const std::shared_ptr<Staged>& staged, const worker::Operation& operation, engine::Group& group);
@@ -183,7 +186,8 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   bool is_idle() const;
   void submit(WaitingSlice waiting);
   void expire(const core::Status& status, engine::Group* group);
-  void slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome);
+  void slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome,
+                  const std::vector<worker::Piece>& results);
 
   const std::shared_ptr<Stager> stager_;
   const std::shared_ptr<device::Device> device_;
@@ -191,6 +195,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   const ChannelOptions options_;
   const std::shared_ptr<DevicePool> pool_;
   core::Status opened_;
+  int streams_that_wait_ = 0;  // of this channel, in pool_->streams_that_wait(); mutex_ held
   device::DeviceStream in_;
   device::DeviceStream out_;
   device::HostMemory flags_;

@@ -1,5 +1,6 @@
 // Channel: the part that runs on the Stager's threads and in the engine's completions.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "hybridps/core/check.h"
@@ -137,11 +138,14 @@ bool Channel::is_idle() const {
 void Channel::submit(WaitingSlice waiting) {
   const auto group = group_.lock();
   if (!group) {
-    slice_done(waiting.number, *waiting.staged, worker::Outcome{group_is_gone(waiting.staged->what_), -1});
+    slice_done(waiting.number, *waiting.staged, worker::Outcome{group_is_gone(waiting.staged->what_), -1},
+               waiting.results);
     return;
   }
-  auto done = [channel = shared_from_this(), staged = std::move(waiting.staged), number = waiting.number](
-                  const worker::Outcome& outcome) { channel->slice_done(number, *staged, outcome); };
+  auto done = [channel = shared_from_this(), staged = std::move(waiting.staged), number = waiting.number,
+               results = std::move(waiting.results)](const worker::Outcome& outcome) {
+    channel->slice_done(number, *staged, outcome, results);
+  };
   if (waiting.operation.kind == schedule::Kind::kPointToPoint)
     group->submit(std::move(waiting.operation), std::move(done));
   else
@@ -165,7 +169,8 @@ void Channel::expire(const Status& status, engine::Group* group) {
   // The engine reports nothing about operations within the node.
   for (const auto& staged : under_way) staged->set_failed(status);
   if (group != nullptr) group->abort(std::string(status.message()) + " (rank " + std::to_string(group->rank()) + ")");
-  for (const WaitingSlice& slice : waiting) slice_done(slice.number, *slice.staged, worker::Outcome{status, -1});
+  for (const WaitingSlice& slice : waiting)
+    slice_done(slice.number, *slice.staged, worker::Outcome{status, -1}, slice.results);
   if (group == nullptr && direct) direct->give_up();
   if (!local) return;
   local->abort();
@@ -181,8 +186,12 @@ void Channel::expire(const Status& status, engine::Group* group) {
   stager_->activate(shared_from_this());
 }
 
-void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome) {
+void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome,
+                         const std::vector<worker::Piece>& results) {
   const device::NoDriverCalls the_out_stream_waits_for_this;
+  // The stream goes on with what is there, and the program may look at no error: NaN shows in its next loss.
+  if (!outcome.status.is_ok())
+    for (const worker::Piece& piece : results) std::memset(piece.data, 0xff, piece.bytes);
   staged.slice_done(outcome);  // first, so that a thread that sees the flag sees the failure too
   bool withheld = false;
   {

@@ -41,6 +41,14 @@ core::Result<device::DeviceEvent> DevicePool::take_event() {
   return device_->make_event();
 }
 
+core::Status DevicePool::check_flags(device::DeviceStream stream, device::Flag flag) {
+  if (has_flags_.load()) return {};
+  core::Status status = device_->write_flag(stream, flag, 1);
+  if (status.is_ok()) status = device_->wait_flag(stream, flag, 1);
+  has_flags_.store(status.is_ok());
+  return status;
+}
+
 core::Result<device::DeviceStream> DevicePool::take_stream() {
   device::DeviceStream stream;
   {

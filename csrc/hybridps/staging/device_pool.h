@@ -36,6 +36,10 @@ class DevicePool : core::Pinned {
   device::Device& device() noexcept { return *device_; }
   /// Live channels of the device. The channels count themselves.
   std::atomic<int>& channels() noexcept { return channels_; }
+  /// Streams of the channels that wait for the network, and those of the library below them.
+  std::atomic<int>& streams_that_wait() noexcept { return streams_that_wait_; }
+  /// Whether streams can write and wait for words of host memory. Asked once. `stream` and `flag` are the caller's.
+  core::Status check_flags(device::DeviceStream stream, device::Flag flag);
   core::Result<device::DeviceEvent> take_event();
   core::Result<device::DeviceStream> take_stream();
   /// Pinned memory of `bytes` or more, with its old contents.
@@ -55,6 +59,8 @@ class DevicePool : core::Pinned {
  private:
   const std::shared_ptr<device::Device> device_;
   std::atomic<int> channels_{0};
+  std::atomic<int> streams_that_wait_{0};
+  std::atomic<bool> has_flags_{false};
   core::Mutex mutex_;
   std::vector<device::DeviceEvent> events_ HYBRIDPS_GUARDED_BY(mutex_);
   std::vector<device::DeviceStream> streams_ HYBRIDPS_GUARDED_BY(mutex_);

@@ -46,22 +46,23 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
   }
   auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), pool, std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
+  warn_of_few_queues(*pool);
   const std::lock_guard lock(mutex_);
-  warn_of_few_queues_locked(*pool);
   if (Status status = start_locked(); !status.is_ok()) return status;
   return channel;
 }
 
-void Stager::warn_of_few_queues_locked(DevicePool& pool) {
+void Stager::warn_of_few_queues(DevicePool& pool) {
+  const std::lock_guard lock(mutex_);
   const device::Device& device = pool.device();
   const int queues = device.hardware_queues();
   const int channels = pool.channels().load();
-  // A channel's streams wait for the network: the in stream for the caller, the out stream for a flag. With only one
-  // hardware queue, both stand before the program's kernels, however many groups there are.
-  const int wanted = 2 * channels + 2;
+  // A channel's streams wait: the in stream for the caller, the out stream for a flag. With only one hardware queue,
+  // both stand before the program's kernels, however many groups there are.
+  const int wanted = pool.streams_that_wait().load() + 2;
   if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
   if (queues > 1 && queues >= kQueuesByDefault) {
-    core::log_info(
+    core::log_warn(
         device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
         " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
         "way of kernels");

@@ -53,10 +53,10 @@ class Stager : public std::enable_shared_from_this<Stager>, core::Pinned {
   core::Status begin(std::shared_ptr<Channel> channel);
   /// As begin(), but without a result and without waiting for a trim.
   void activate(std::shared_ptr<Channel> channel);
+  void warn_of_few_queues(DevicePool& pool);
   core::Status start_locked();  // mutex_ held, here and below
   core::Status start_driver_locked();
   void watch_locked(std::shared_ptr<Channel> channel);
-  void warn_of_few_queues_locked(DevicePool& pool);
   /// Runs `funeral` on the driver's thread.
   void bury(Funeral funeral);
   void run();

@@ -13,6 +13,22 @@ using namespace hybridps::test::program;
 using intranode::FakeLocalGroups;
 using intranode::FakeLocalOptions;
 
+TEST_CASE("staging/local: a library's own streams count among those that wait", "[staging][fast]") {
+  if (device_on != nullptr) return;  // CudaDevice has the number from the environment
+  for (const bool local : {false, true}) {
+    test::CapturedStderr captured;
+    {
+      ClusterThread cluster(nodes({0, 0, 1, 1}, 40));
+      FakeOptions device = fake(40);
+      device.hardware_queues = 5;  // 2 streams and the program's 2, and 2 of the library
+      const Hub hub = local ? FakeLocalGroups::make_hub() : nullptr;
+      auto all = ranks_with(cluster, [&](int) { return device; }, small(), hub);
+    }
+    const std::string told = captured.finish();
+    CHECK((told.find("CUDA_DEVICE_MAX_CONNECTIONS=5") != std::string::npos) == local);
+  }
+}
+
 TEST_CASE("staging/local: programs that never wait get every collective's result in stream order", "[staging][fast]") {
   std::uint64_t seed = 50;
   const std::vector<int> layouts[] = {{0, 0},       {0, 0, 0},       {0, 0, 1, 1},          {0, 0, 0, 1},

@@ -204,6 +204,7 @@ TEST_CASE("staging/stager: too few hardware queues for the channels of a device 
   // Those that are gone, and those of other devices, have no part in it.
   CHECK_FALSE(has(told_with(8, 20, false), "hardware queues"));
   CHECK_FALSE(has(told_with(8, 6, true, 2), "hardware queues"));
+  CHECK(has(told_with(8, 8, true, 2), "warn: "));
   CHECK(has(told_with(8, 8, true, 2), ": 4 channels of hybridps and the program share 8 hardware queues"));
   core::set_log_level(before);
 }
@@ -413,6 +414,33 @@ TEST_CASE("staging/stager: a device that fails before the way back is given ever
     CHECK(gpu->events() == 0);
     CHECK(gpu->streams() == 0);
   }
+}
+
+TEST_CASE("staging/stager: a device without flags is refused at once and on all ranks", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 23));
+  auto all = ranks(cluster, 23, 8);
+  FakeOptions options = fake(23);
+  options.has_flags = false;
+  const auto without = std::make_shared<FakeDevice>(options);
+  const auto refused = all[1].stager->open(device_on != nullptr ? device_on(without) : without, all[1].group, small());
+  CHECK(refused.status().code() == core::Code::kUnsupported);
+  CHECK(refused.status().to_string().find("cannot write or wait for words of host memory") != std::string::npos);
+  CHECK(eventually([&] { return !all[0].group->status().is_ok(); }));
+  CHECK(all[0].group->status().to_string().find("cannot write or wait") != std::string::npos);
+  all[1].stager->stop(10s);
+}
+
+TEST_CASE("staging/stager: what the network did not bring is NaN on the device", "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 1}, 24));
+  auto all = ranks(cluster, 24, 8);
+  Part part = make(Kind::kAllGather, 0, 2, 5000, 1);
+  part.operation.timeout = 200ms;
+  *part.output = part.given_output;
+  const auto staged = all[0].enqueue(part.operation);  // rank 1 does not come
+  REQUIRE(staged);
+  REQUIRE(eventually([&] { return staged->is_over(); }));
+  CHECK(staged->status().code() == core::Code::kTimeout);
+  CHECK(part.output->back() == -1);  // all bits set
 }
 
 TEST_CASE("staging/stager: a stream that records a graph is refused before anything happens", "[staging][fast]") {

@@ -214,7 +214,7 @@ def main():
     options = parser.parse_args()
     directory = options.keep or tempfile.mkdtemp()
     os.makedirs(directory, exist_ok=True)
-    rows = collections.defaultdict(dict)
+    rows = collections.defaultdict(lambda: collections.defaultdict(dict))
     for name in options.only.split(","):
         for precision in PRECISIONS:
             for micro_batches in (1, 2):
@@ -222,20 +222,22 @@ def main():
                     path = os.path.join(directory, f"{name}-{precision}-{micro_batches}-{kind.replace(' ', '_')}")
                     tensor.view(torch.uint8).numpy().tofile(path)
                     bits = bits_of(options.bench, path, NAMES[tensor.dtype])
-                    rows[name, f"{precision}, {micro_batches}"][kind] = bits
+                    rows[name, precision][micro_batches][kind] = bits
                     if not options.keep:
                         os.unlink(path)
-                print(name, precision, micro_batches, rows[name, f"{precision}, {micro_batches}"], flush=True)
-    kinds = list(next(iter(rows.values())))
+                print(name, precision, micro_batches, rows[name, precision][micro_batches], flush=True)
+    kinds = list(next(iter(rows.values()))[1])
     lines = [
         "Bits per value under `exact`, of 32 in fp32 and under autocast, of 16 in bf16:",
         f"benchmarks/compress/gradients.py, step {options.steps} of Adam, chunks of 256 KiB, four ranks.",
+        "Two values: with one and with two micro-batches, if they differ.",
         "",
-        "| model | precision, micro-batches | " + " | ".join(kinds) + " |",
+        "| model | precision | " + " | ".join(kinds) + " |",
         "|---|---|" + "---|" * len(kinds),
     ]
-    for (name, case), bits in rows.items():
-        lines.append(f"| {name} | {case} | " + " | ".join(f"{bits[kind]:.1f}" for kind in kinds) + " |")
+    for (name, precision), cases in rows.items():
+        cells = [dict.fromkeys(f"{cases[micro_batches][kind]:.1f}" for micro_batches in (1, 2)) for kind in kinds]
+        lines.append(f"| {name} | {precision} | " + " | ".join(map(", ".join, cells)) + " |")
     print("\n".join(lines))
     if options.write:
         RESULTS.write_text("\n".join(lines) + "\n")

@@ -172,20 +172,7 @@ def table(done: dict[int, dict[str, dict]], size: int, links: str) -> str:
                 f"{row['packets'] / (size / MIB):.0f} | "
                 f"{row['switches']:.0f} | {row['preemptions']:.0f} |"
             )
-    kinds = [kind for kind, _, _ in KINDS]
-    if any("where" in row for rows in done.values() for row in rows.values()):
-        lines += [
-            "",
-            "Where the CPU time goes, ms:",
-            "",
-            "| n | | " + " | ".join(kinds) + " |",
-            "|---|---|" + "---|" * len(kinds),
-        ]
-        for n, rows in done.items():
-            for name, row in rows.items():
-                if "where" in row:
-                    cells = [f"{row['where'][kind] * row['cpu_seconds'] * 1e3:.1f}" for kind in kinds]
-                    lines.append(f"| {n} | {name} | " + " | ".join(cells) + " |")
+    lines += ["", "Where the CPU time goes: cost.json and [its picture](../../docs/images/cost.png)."]
     return "\n".join(lines) + "\n"
 
 

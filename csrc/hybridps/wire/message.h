@@ -411,7 +411,7 @@ struct Field {
   std::size_t bytes = 0;
   bool operator==(const Field&) const = default;
 };
-/// The fields that encode() and decode() use, in the order of the types. docs/wire-format.md lists the same.
+/// The fields that encode() and decode() use, in the order of the types. layout.txt lists the same.
 std::vector<Field> layout();
 
 }  // namespace hybridps::wire

@@ -343,9 +343,9 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | sockets ms | bytes/plan | CPU ms | gloo's"
+        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | sockets ms | CPU ms | gloo's"
         " | bars missed, remarks |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
 
     def cell(figures, name, form):
@@ -354,7 +354,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
 
     for row, result in done:
         if "unavailable" in result:
-            lines.append(f"| {row.name} | {row.setup.text} | not available: {result['unavailable']} |" + " |" * 10)
+            lines.append(f"| {row.name} | | not available: {result['unavailable']} |" + " |" * 9)
             continue
         figures = result["figures"]
         verdicts = []
@@ -368,10 +368,9 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             verdicts.append(f"own DDP {figures['ddp_ms']:.4g} ms, {figures['ddp_ratio']:.2f}x")
         if "mpi_ms" in figures:
             verdicts.append(f"{result['mpi']['library']} {figures['mpi_ms']:.4g} ms, {figures['mpi_ratio']:.2f}x")
-        ours = result["backends"]["hybridps"]
         cells = [
             row.name,
-            row.setup.text,
+            row.setup.text.removeprefix(f"n = {row.setup.hosts}, "),
             cell(figures, "ms", "{:.3g}"),
             cell(figures, "p99_ms", "{:.3g}"),
             cell(figures, "peer_ms", "{:.4g}"),
@@ -379,7 +378,6 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             cell(figures, "of_limit", "{:.1%}"),
             cell(figures, "peer_of_limit", "{:.1%}"),
             cell(figures, "sockets_ms", "{:.4g}"),
-            cell(ours, "payload_to_plan", "{:.3f}"),
             cell(figures, "cpu_ms", "{:.3g}"),
             cell(figures, "peer_cpu_ms", "{:.3g}"),
             "; ".join(verdicts),

@@ -95,6 +95,11 @@ def test_a_wheel_trains_where_there_is_no_compiler(wheel, tmp_path):
     out = place.run(*launch, "--backend", "hybridps", "--epochs", "2", HYBRIDPS_LOG_LEVEL="info")
     assert "2 ranks on 1 node" in out.stderr and re.search(r"accuracy", out.stdout + out.stderr), out
 
+    # OpenSSL is in the wheel.
+    tls = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this test", "HYBRIDPS_SHM": "0"}
+    out = place.run(*launch, "--backend", "hybridps", "--epochs", "1", HYBRIDPS_LOG_LEVEL="info", **tls)
+    assert "data by TCP with TLS" in out.stderr, out
+
     # Another torch than it was built for, and one without CUDA.
     info = place.site / "hybridps" / "_build_info.py"
     text = info.read_text()
@@ -114,11 +119,12 @@ def test_the_servers_wheel_sums_without_torch(server_wheel, tmp_path):
     place.run("python", "-c", "import torch", code=1)
     assert place.run("hybridps-server", "--version").stdout.startswith("hybridps-server ")
     program = [str(place.venv / "bin" / "hybridps-server"), "--listen", "127.0.0.1:0"]
-    server = subprocess.Popen(program, env={"PATH": place.path, "HYBRIDPS_NODE": "server"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    tls = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this test"}
+    server = subprocess.Popen(program, env={"PATH": place.path, "HYBRIDPS_NODE": "server"} | tls, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = server.stdout.readline()
         port = re.search(r"listening on 127\.0\.0\.1:(\d+)", line).group(1)
-        env = {"HYBRIDPS_SERVERS": f"127.0.0.1:{port}", "HYBRIDPS_SERVERS_REQUIRED": "1", "HYBRIDPS_LOG_LEVEL": "info"}
+        env = {"HYBRIDPS_SERVERS": f"127.0.0.1:{port}", "HYBRIDPS_SERVERS_REQUIRED": "1", "HYBRIDPS_LOG_LEVEL": "info"} | tls
         results = harness.run_ranks(sums, "1+1+1", env=env)
         assert any("1 dedicated server" in report.output for report in results.reports), results.reports[0].output
     finally:

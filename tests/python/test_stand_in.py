@@ -95,6 +95,13 @@ def test_a_job_that_asks_gloo_for_encryption_or_an_unknown_transport_is_refused_
     assert "GLOO_DEVICE_TRANSPORT='TCP_TLS'" in by_its_own_name and "sends in clear" in by_its_own_name, lines
     assert "WireGuard or IPsec" in by_its_own_name and "unset GLOO_DEVICE_TRANSPORT" in by_its_own_name, lines
     assert other.split()[-1] == "hybridps", lines
+    job = (
+        KIND + ALONE.format(name="'gloo'") + "print('by another name', kind())\ndist.destroy_process_group()\n"
+        "import torch\n" + ALONE.format(name="'hybridps'") + "dist.all_reduce(torch.ones(3))\nprint('by its own', kind())\n"
+    )
+    tls = {"GLOO_DEVICE_TRANSPORT": "TCP_TLS", "HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this test"}
+    encrypts = python(job, HYBRIDPS_AS="gloo", **tls)
+    assert encrypts.stdout.split() == ["by", "another", "name", "hybridps", "by", "its", "own", "hybridps"], encrypts
     for line, asked, answer in zip(
         lines, ("'TCP_TLS'", "'tcp_tls'", "'IBVERBS'"), ("sends in clear",) * 2 + ("does not know",), strict=False
     ):

@@ -25,6 +25,7 @@
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/admission/messages.h"
+#include "hybridps/tls/channel.h"
 
 namespace hybridps::admission {
 namespace {
@@ -76,30 +77,59 @@ Status wait_for(int fd, short events, const core::Deadline& deadline, const std:
   }
 }
 
-Status write_all(int fd, const Bytes& bytes, const core::Deadline& deadline, const std::string& where) {
+/// A connection, and the channel over it if the conversation goes in TLS. The calls are as send() and recv().
+struct Line : core::Pinned {
+  explicit Line(int fd) : socket(fd) {}
+  Status encrypt(const std::shared_ptr<const tls::Identity>& identity, tls::TlsChannel::Side side) {
+    if (!identity) return Status::ok();
+    auto made = tls::TlsChannel::create(identity, side, socket.fd);
+    if (made.is_ok()) channel = std::move(made).value();
+    return made.status();
+  }
+  ssize_t send(const std::uint8_t* data, std::size_t bytes) {
+    if (!channel) return ::send(socket.fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const iovec part{const_cast<std::uint8_t*>(data), bytes};  // NOLINT: it is only read
+    return channel->send(&part, 1);
+  }
+  ssize_t receive(std::uint8_t* data, std::size_t bytes) {
+    if (!channel) return ::recv(socket.fd, data, bytes, MSG_DONTWAIT);
+    const iovec part{data, bytes};
+    return channel->receive(&part, 1);
+  }
+  /// False: the socket takes no more now, and errno says why.
+  bool flush() { return !channel || !channel->has_unsent() || channel->send(nullptr, 0) == 0; }
+  std::string why() const { return channel && !channel->why().empty() ? channel->why() : std::strerror(errno); }
+
+  OpenDescriptor socket;
+  std::unique_ptr<tls::TlsChannel> channel;
+};
+
+Status write_all(Line& line, const Bytes& bytes, const core::Deadline& deadline, const std::string& where) {
   std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = ::send(fd, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (done < bytes.size() || !line.flush()) {
+    const ssize_t got = done < bytes.size() ? line.send(bytes.data() + done, bytes.size() - done) : -1;
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (Status status = wait_for(fd, POLLOUT, deadline, where); !status.is_ok()) return status;
+      if (Status status = wait_for(line.socket.fd, POLLOUT, deadline, where); !status.is_ok()) return status;
     } else if (errno != EINTR) {
-      return Status(Code::kPeerDead, where + " ended the conversation: " + std::strerror(errno));
+      return Status(Code::kPeerDead, where + " ended the conversation: " + line.why());
     }
   }
   return Status::ok();
 }
 
-Status read_all(int fd, std::uint8_t* out, std::size_t bytes, const core::Deadline& deadline, const std::string& where,
-                std::string_view when_it_ends) {
+Status read_all(Line& line, std::uint8_t* out, std::size_t bytes, const core::Deadline& deadline,
+                const std::string& where, std::string_view when_it_ends) {
   std::size_t done = 0;
   while (done < bytes) {
-    const ssize_t got = ::recv(fd, out + done, bytes - done, MSG_DONTWAIT);
+    const ssize_t got = line.receive(out + done, bytes - done);
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (Status status = wait_for(fd, POLLIN, deadline, where); !status.is_ok()) return status;
+      if (Status status = wait_for(line.socket.fd, POLLIN, deadline, where); !status.is_ok()) return status;
+    } else if (got < 0 && errno == EPROTO) {
+      return Status(Code::kInvalidArgument, where + ": " + line.why());
     } else if (got == 0 || errno != EINTR) {
       return Status(Code::kPeerDead, where + " ended the conversation: " + std::string(when_it_ends));
     }
@@ -228,21 +258,28 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   return std::string(line);
 }
 
-core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline) {
+core::Result<Bytes> ask(const Address& address, const Secret& secret, const Bytes& body, core::Deadline deadline) {
+  const std::string& token = secret.token;
   const std::string where = "the dedicated server " + address.text();
   const Status no_server(Code::kMismatch, address.text() + " does not speak as a hybridps-server of this version does");
   if (body.size() > kBodyBytesMax) return Status(Code::kInvalidArgument, "a request of more than 64 MiB");
   core::Result<int> connected = connect_to(address, deadline, where);
   if (!connected.is_ok()) return connected.status();
-  const OpenDescriptor socket(connected.value());
+  Line line(connected.value());
   const int on = 1;
-  setsockopt(socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(line.socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (secret.authority) {
+    const auto identity = secret.authority->make_identity();
+    if (!identity.is_ok()) return identity.status();
+    if (Status status = line.encrypt(identity.value(), tls::TlsChannel::Side::kDials); !status.is_ok()) return status;
+  }
   const core::Result<Bytes> mine = hello();
   if (!mine.is_ok()) return mine.status();
-  if (Status status = write_all(socket.fd, mine.value(), deadline, where); !status.is_ok()) return status;
+  if (Status status = write_all(line, mine.value(), deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kHelloBytes + kMacBytes> theirs{};
-  if (Status status =
-          read_all(socket.fd, theirs.data(), theirs.size(), deadline, where, "it does not know this protocol");
+  if (Status status = read_all(line, theirs.data(), theirs.size(), deadline, where,
+                               secret.authority ? "has it HYBRIDPS_SECURITY=tls, as this job has?"
+                                                : "it does not know this protocol, or has HYBRIDPS_SECURITY=tls");
       !status.is_ok())
     return status;
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
@@ -263,15 +300,15 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
   request.insert(request.end(), seal.begin(), seal.end());
   put_u32(request, static_cast<std::uint32_t>(body.size()));
   request.insert(request.end(), body.begin(), body.end());
-  if (Status status = write_all(socket.fd, request, deadline, where); !status.is_ok()) return status;
+  if (Status status = write_all(line, request, deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kMacBytes + 4> head{};
-  if (Status status = read_all(socket.fd, head.data(), head.size(), deadline, where, "it refused the request");
+  if (Status status = read_all(line, head.data(), head.size(), deadline, where, "it refused the request");
       !status.is_ok())
     return status;
   const std::uint32_t length = get_u32(head.data() + kMacBytes);
   if (length < 1 || length > kBodyBytesMax) return no_server;
   Bytes answer(length);
-  if (Status status = read_all(socket.fd, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
+  if (Status status = read_all(line, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
       !status.is_ok())
     return status;
   if (!equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
@@ -287,14 +324,14 @@ core::Result<Bytes> ask(const Address& address, const std::string& token, const 
 
 struct AdmissionServer::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler)
-      : socket(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
-  OpenDescriptor socket;
+      : line(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
+  Line line;
   Visit visit;
   core::Deadline deadline;
   std::size_t written = 0;
 };
 
-core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, std::string token,
+core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, Secret secret,
                                                                      Handler handler) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -303,7 +340,12 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
   if (const int code = getaddrinfo(listen.host.c_str(), std::to_string(listen.port).c_str(), &hints, &found); code != 0)
     return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + gai_strerror(code));
   const Addresses addresses(found);
-  std::unique_ptr<AdmissionServer> admission(new AdmissionServer(std::move(token), std::move(handler)));
+  std::unique_ptr<AdmissionServer> admission(new AdmissionServer(std::move(secret), std::move(handler)));
+  if (admission->secret_.authority) {
+    auto identity = admission->secret_.authority->make_identity();
+    if (!identity.is_ok()) return identity.status();
+    admission->identity_ = std::move(identity).value();
+  }
   std::string why = "no address";
   for (const addrinfo* at = addresses.first; at != nullptr && admission->listen_fd_ < 0; at = at->ai_next) {
     const int fd = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -348,8 +390,12 @@ void AdmissionServer::run() {
     const bool pausing = core::Clock::now() < accept_again;
     events.assign({{wake_.get(), POLLIN, 0}, {pausing ? -1 : listen_fd_, POLLIN, 0}});
     for (const Guest& guest : guests)
-      events.push_back(
-          {guest.socket.fd, static_cast<short>(guest.written < guest.visit.output().size() ? POLLOUT : POLLIN), 0});
+      events.push_back({guest.line.socket.fd,
+                        static_cast<short>(guest.written < guest.visit.output().size() ||
+                                                   (guest.line.channel && guest.line.channel->has_unsent())
+                                               ? POLLOUT
+                                               : POLLIN),
+                        0});
     if (::poll(events.data(), events.size(), guests.empty() && !pausing ? 1000 : 50) < 0 && errno != EINTR) {
       core::log_error("the poll of the admission server failed: ", std::strerror(errno));
       return;
@@ -386,7 +432,8 @@ void AdmissionServer::run() {
         stats_.refused.fetch_add(1, std::memory_order_relaxed);
         guests.erase(victim);
       }
-      guests.emplace_back(fd, token_, handler_);
+      guests.emplace_back(fd, secret_.token, handler_);
+      if (!guests.back().line.encrypt(identity_, tls::TlsChannel::Side::kAccepts).is_ok()) guests.pop_back();
     }
   }
 }
@@ -400,7 +447,7 @@ void AdmissionServer::refuse(const Guest& guest) {
   sockaddr_storage from{};
   socklen_t length = sizeof from;
   std::array<char, NI_MAXHOST> text{};
-  const bool known = getpeername(guest.socket.fd, reinterpret_cast<sockaddr*>(&from), &length) == 0 &&
+  const bool known = getpeername(guest.line.socket.fd, reinterpret_cast<sockaddr*>(&from), &length) == 0 &&
                      getnameinfo(reinterpret_cast<const sockaddr*>(&from), length, text.data(), text.size(), nullptr, 0,
                                  NI_NUMERICHOST) == 0;
   core::log_warn("a job ", known ? "from " + std::string(text.data()) + " " : std::string(),
@@ -412,16 +459,17 @@ bool AdmissionServer::serve(Guest& guest) {
   for (;;) {
     const Bytes& out = guest.visit.output();
     while (guest.written < out.size()) {
-      const ssize_t got = ::send(guest.socket.fd, out.data() + guest.written, out.size() - guest.written, MSG_NOSIGNAL);
+      const ssize_t got = guest.line.send(out.data() + guest.written, out.size() - guest.written);
       if (got <= 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
       guest.written += static_cast<std::size_t>(got);
     }
+    if (!guest.line.flush()) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
     if (guest.visit.is_answered()) {
       stats_.answered.fetch_add(1, std::memory_order_relaxed);
       return false;
     }
     std::array<std::uint8_t, 16384> part;
-    const ssize_t got = ::recv(guest.socket.fd, part.data(), std::min(part.size(), guest.visit.wanted()), 0);
+    const ssize_t got = guest.line.receive(part.data(), std::min(part.size(), guest.visit.wanted()));
     if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
     if (got == 0) return false;
     const bool was_proven = guest.visit.is_proven();

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -15,6 +17,7 @@
 #include "hybridps/core/sleeper.h"
 #include "hybridps/core/status.h"
 #include "hybridps/admission/messages.h"
+#include "hybridps/tls/authority.h"
 
 namespace hybridps::admission {
 
@@ -42,10 +45,21 @@ inline constexpr std::size_t kTokenBytesMin = 16;
 /// others may access it. The group may read a file of root's.
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path);
 
+/// What a job and its servers share.
+struct Secret {
+  Secret() = default;
+  Secret(std::string text, std::shared_ptr<const tls::Authority> of = {})  // NOLINT: a token is a secret
+      : token(std::move(text)), authority(std::move(of)) {}
+  Secret(const char* text) : token(text) {}  // NOLINT: the same
+
+  std::string token;
+  std::shared_ptr<const tls::Authority> authority;  // null: conversations go in clear
+};
+
 /// Sends one request and returns its answer. Waits until `deadline` at most, and 1 s for a connection to each address
 /// of the host. Errors name the address: kPeerDead (refused, unreachable, ended), kTimeout, kMismatch (no hybridps
 /// server, another version), kInvalidArgument (no such host, wrong token, above 64 MiB), or the server's answer.
-core::Result<Bytes> ask(const Address& address, const std::string& token, const Bytes& body, core::Deadline deadline);
+core::Result<Bytes> ask(const Address& address, const Secret& secret, const Bytes& body, core::Deadline deadline);
 
 struct AdmissionStats {
   std::atomic<std::uint64_t> accepted{0};
@@ -59,7 +73,7 @@ class AdmissionServer : core::Pinned {
   using Handler = admission::Handler;
 
   /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources: the text says what to do.
-  static core::Result<std::unique_ptr<AdmissionServer>> open(const Address& listen, std::string token, Handler handler);
+  static core::Result<std::unique_ptr<AdmissionServer>> open(const Address& listen, Secret secret, Handler handler);
   ~AdmissionServer();
 
   int port() const noexcept { return port_; }
@@ -67,12 +81,13 @@ class AdmissionServer : core::Pinned {
 
  private:
   struct Guest;
-  AdmissionServer(std::string token, Handler handler) : token_(std::move(token)), handler_(std::move(handler)) {}
+  AdmissionServer(Secret secret, Handler handler) : secret_(std::move(secret)), handler_(std::move(handler)) {}
   void run();
   bool serve(Guest& guest);
   void refuse(const Guest& guest);
 
-  const std::string token_;
+  const Secret secret_;
+  std::shared_ptr<const tls::Identity> identity_;  // null: in clear
   const Handler handler_;
   int listen_fd_ = -1;
   core::EventFd wake_;

@@ -31,7 +31,7 @@ class KeyValueStore : core::Pinned {
 
   /// Creates or overwrites the key.
   virtual core::Status set(std::string_view key, std::span<const std::uint8_t> value) = 0;
-  /// The key's value, or nothing when the key is absent.
+  /// The key's value, or nothing when the key is absent. kMismatch: whoever wrote the value is no member.
   virtual core::Result<std::optional<Bytes>> try_get(std::string_view key) = 0;
   /// From now on the store's creator may wait in the same store. So this object gets its own connection, if it has
   /// none. May take seconds.

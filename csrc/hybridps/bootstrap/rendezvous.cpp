@@ -482,6 +482,10 @@ void Rendezvous::put(const std::string& name, std::span<const std::uint8_t> valu
 std::optional<Bytes> Rendezvous::get(const std::string& name) {
   core::Result<std::optional<Bytes>> value = store_->try_get(name);
   if (value.is_ok()) return std::move(value).value();
+  if (value.status().code() == Code::kMismatch) {  // its writer belongs to another job, or has other settings
+    end(value.status(), true);
+    return std::nullopt;
+  }
   end(Status(value.status().code(), "the store refused " + core::quoted(name) + ": " +
                                         std::string(value.status().message()) +
                                         "; see whether the process that hosts the store (often rank 0) is alive"),

@@ -29,6 +29,7 @@ enum class SettingKind {
   kBytes,
   kLevel,
   kTransport,
+  kSecurity,
   kPorts
 };
 
@@ -74,6 +75,9 @@ const auto& settings() {
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
               "File whose first line is the token. Its owner must be this user (mode 0600 or 0400) or root (the group "
               "may read it: 0640 or 0440). ~/ is the home folder. HYBRIDPS_TOKEN wins."},
+      Setting{"SECURITY", SettingKind::kSecurity, &Config::tls, "", 0, 0,
+              "tls: connections between machines are encrypted, and need the job's token (HYBRIDPS_TOKEN_FILE); TCP "
+              "only. off: in clear. The same on all ranks and servers."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if that is "
               "loopback here (127.0.1.1), the default route's, else the only one."},
@@ -211,6 +215,7 @@ std::string expected(const Setting& setting) {
     case SettingKind::kBytes: return "a number of bytes" + range + ", such as 65536, 64K, 1.5M, 2G";
     case SettingKind::kLevel: return "error, warn, info or debug";
     case SettingKind::kTransport: return "auto, rdma, tcp or ucx";
+    case SettingKind::kSecurity: return "off or tls";
     case SettingKind::kPorts: return "the first and the last of a range of ports, such as 20000-20099";
   }
   return {};
@@ -280,6 +285,10 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
         }
       return false;
     }
+    case SettingKind::kSecurity: {
+      config.*std::get<bool Config::*>(setting.field) = text == "tls";
+      return text == "tls" || text == "off";
+    }
     case SettingKind::kPorts: {
       const std::size_t dash = text.find('-');
       const auto first = parse_int(trim(text.substr(0, dash)));
@@ -302,6 +311,7 @@ std::string value_text(const Config& config, const Setting& setting) {
     case SettingKind::kText: return config.*std::get<std::string Config::*>(setting.field);
     case SettingKind::kSecret: return (config.*std::get<std::string Config::*>(setting.field)).empty() ? "" : "(given)";
     case SettingKind::kBool: return config.*std::get<bool Config::*>(setting.field) ? "1" : "0";
+    case SettingKind::kSecurity: return config.*std::get<bool Config::*>(setting.field) ? "tls" : "off";
     case SettingKind::kNumber: return format_double(config.*std::get<double Config::*>(setting.field));
     case SettingKind::kNumbers: {
       std::string text;

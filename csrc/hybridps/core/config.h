@@ -47,6 +47,7 @@ struct Config {
   double servers_retry_seconds = 2;
   std::string token;
   std::string token_file;
+  bool tls = false;  // HYBRIDPS_SECURITY
   std::string interface;
   PortRange ports;
   std::string tcp_congestion;

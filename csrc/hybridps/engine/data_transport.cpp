@@ -44,14 +44,17 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.congestion = from.tcp_congestion;
   options.bytes_per_second_max = from.tcp_gbps * 1e9 / 8;
   options.dscp = from.dscp;
+  options.authority = from.authority;
   options.payload_bytes_max = from.payload_bytes_max;
   return as_transport(transport::TcpTransport::create(options));
 }
 
 }  // namespace
 
-DataOptions data_options(const core::Config& config, core::Duration close_timeout) {
+DataOptions data_options(const core::Config& config, core::Duration close_timeout,
+                         std::shared_ptr<const tls::Authority> authority) {
   DataOptions options;
+  options.authority = std::move(authority);
   options.close_timeout = close_timeout;
   options.user_timeout = std::max(options.user_timeout, core::from_seconds(2 * config.dead_seconds));
   options.patience = core::from_seconds(config.dead_seconds);
@@ -173,6 +176,11 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
   std::vector<bootstrap::Nic> records;
   for (const transport::LocalNic& nic : nics) records.push_back({nic.name, nic.network, nic.gbps});
   return records;
+}
+
+std::string text_of_transport(const Interfaces& interfaces, const core::Config& config) {
+  if (interfaces.rdma) return "RDMA";
+  return interfaces.ucx ? "TCP through UCX" : config.tls ? "TCP with TLS" : "TCP";
 }
 
 std::string text_of(const Interfaces& interfaces) {

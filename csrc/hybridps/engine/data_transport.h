@@ -15,6 +15,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/engine/cores.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/tls/authority.h"
 #include "hybridps/transport/threaded.h"
 #include "hybridps/transport/transport.h"
 
@@ -51,10 +52,11 @@ struct DataOptions {
   core::Duration close_timeout = core::from_seconds(1);
   /// UCX's limit for unacknowledged data over TCP. Longer than HYBRIDPS_DEAD_SECONDS: the verdict of heartbeats first.
   core::Duration user_timeout = core::from_seconds(10);
-  core::PortRange ports;  // of our own TCP, as are the next three
+  core::PortRange ports;  // of our own TCP, as are the next four
   std::string tcp_congestion;
   double tcp_gbps = 0;
   int dscp = 0;
+  std::shared_ptr<const tls::Authority> authority;  // null: in clear
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)
@@ -70,8 +72,9 @@ std::size_t listeners_of(const Interfaces& interfaces, const DataOptions& option
 /// kInvalidArgument: `ports` has fewer ports than the ranks of a machine listen on. The text says how many.
 core::Status check_ports(const core::PortRange& ports, std::size_t ranks, std::size_t of_each);
 
-/// The limits that follow from the settings.
-DataOptions data_options(const core::Config& config, core::Duration close_timeout);
+/// The limits that follow from the settings. `authority`: of HYBRIDPS_SECURITY=tls; else null.
+DataOptions data_options(const core::Config& config, core::Duration close_timeout,
+                         std::shared_ptr<const tls::Authority> authority);
 
 /// A TCP transport uses one card and one connection to each peer. So each card gets `sockets` transports, kCardsMax at
 /// most for all cards. One transport serves all RDMA ports, and one serves all devices of the user's UCX_NET_DEVICES.
@@ -89,5 +92,7 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
 
 /// "data=eth0,eth1 control=eth0 rate=25+25Gbit/s".
 std::string text_of(const Interfaces& interfaces);
+/// "RDMA", "TCP", "TCP with TLS", "TCP through UCX".
+std::string text_of_transport(const Interfaces& interfaces, const core::Config& config);
 
 }  // namespace hybridps::engine

@@ -24,6 +24,7 @@
 #include "hybridps/engine/round_trips.h"
 #include "hybridps/engine/summary.h"
 #include "hybridps/intranode/shm/shm_transport.h"
+#include "hybridps/tls/sealed_store.h"
 #include "hybridps/transport/ucx/fork_guard.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
@@ -124,7 +125,7 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   if (!pool.is_ok()) return pool.status();
   auto* const proving = static_cast<intranode::shm::ShmTransport*>(transports.shm.get());
   watch.lap("shared memory");
-  DataOptions network = data_options(config_, kCloseWithin);
+  DataOptions network = data_options(config_, kCloseWithin, settings_.secret.authority);
   network.device_memory = config_.gpudirect;
   if (config_.tune) network.sockets_to_choose = schedule::kSocketsToChoose;
   if (Status status = make_network(ranks_here, network, options, transports); !status.is_ok()) return status;
@@ -152,9 +153,9 @@ Status EngineImpl::start(core::Config config, std::size_t ranks) {
   range.sockets = static_cast<int>(config_.data_sockets);
   range.sockets_max = static_cast<int>(sockets_of(settings_.interfaces, network, config_.data_sockets));
   groups_->set_tuning(range);
-  groups_->set_servers(
-      {settings_.servers, settings_.token, core::from_seconds(config_.servers_retry_seconds), config_.servers_required},
-      [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); });
+  groups_->set_servers({settings_.servers, settings_.secret, core::from_seconds(config_.servers_retry_seconds),
+                        config_.servers_required},
+                       [this](const bootstrap::Roster& roster, int rank) { return check_descriptors(roster, rank); });
   Status status = loop_->start();
   if (const std::size_t open = transport::open_descriptors().size(); open > 0)
     own_descriptors_ = open + kDescriptorsToSpare;
@@ -225,9 +226,7 @@ Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_
   return Status::ok();
 }
 
-std::string EngineImpl::transport_text() const {
-  return settings_.interfaces.rdma ? "RDMA" : settings_.interfaces.ucx ? "TCP through UCX" : "TCP";
-}
+std::string EngineImpl::transport_text() const { return text_of_transport(settings_.interfaces, config_); }
 
 void EngineImpl::make_groups() {
   board_ = std::make_unique<VerdictBoard>([this](core::GroupUid uid, const Status& verdict) {
@@ -394,6 +393,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   if (Status status = joiner_->start(); !status.is_ok()) return status;
   auto group = std::make_shared<GroupCore>();
   group->options = std::move(options);
+  group->options.store = tls::seal(std::move(group->options.store), settings_.secret.authority);
   const GroupOptions& o = group->options;
 
   bootstrap::RendezvousOptions r;

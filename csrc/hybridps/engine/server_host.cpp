@@ -81,7 +81,7 @@ class Shard final : public LoopClient, core::Pinned {
       return Status(pool.status().code(), std::string(pool.status().message()) + "; give a smaller --memory");
 
     Transports transports;
-    const DataOptions network = data_options(config, core::from_seconds(1));
+    const DataOptions network = data_options(config, core::from_seconds(1), options.secret.authority);
     auto made = make_data_transport(interfaces, network, config.data_sockets, threads);
     if (!made.is_ok()) return made.status();
     auto second = make_control_transport(interfaces, network);
@@ -99,7 +99,7 @@ class Shard final : public LoopClient, core::Pinned {
     StatusDesk::About about;
     about.engine = id_;
     about.is_server = true;
-    about.transport = interfaces.rdma ? "RDMA" : interfaces.ucx ? "TCP through UCX" : "TCP";
+    about.transport = text_of_transport(interfaces, config);
     about.limit_bytes_per_second = record_.node_gbps * 1e9 / 8;
     desk_ = std::make_unique<StatusDesk>(*runtime_, std::move(about));
     if (!config.trace.empty()) {
@@ -282,7 +282,7 @@ class ServerHostImpl final : public ServerHost {
       shards_.push_back(std::move(shard).value());
     }
     threads.warn_of_idle();
-    auto admission = admission::AdmissionServer::open(options.listen, options.token,
+    auto admission = admission::AdmissionServer::open(options.listen, options.secret,
                                                       [this](const admission::Bytes& body) { return answer(body); });
     if (!admission.is_ok()) return admission.status();
     admission_ = std::move(admission).value();

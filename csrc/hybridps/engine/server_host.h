@@ -25,7 +25,7 @@ namespace hybridps::engine {
 
 struct ServerHostOptions {
   admission::Address listen;
-  std::string token;
+  admission::Secret secret;
   int threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
   /// Gets a line of text for the server's operator: a job's group was opened, closed or refused. Called from the

@@ -158,11 +158,12 @@ void ServerJoins::ask_by_thread(PolledAddress& place, AddressStep step, Task tas
 }
 
 void ServerJoins::ask(PolledAddress& place, AddressStep step, ServerRequest request) {
-  ask_by_thread(place, step, [address = place.address, token = options_.token, r = std::move(request)](Asking& asking) {
-    core::Result<std::vector<MemberRecord>> found = find_server(address, token, r);
-    const core::MutexLock lock(asking.mutex);
-    asking.found = std::move(found);
-  });
+  ask_by_thread(place, step,
+                [address = place.address, secret = options_.secret, r = std::move(request)](Asking& asking) {
+                  core::Result<std::vector<MemberRecord>> found = find_server(address, secret, r);
+                  const core::MutexLock lock(asking.mutex);
+                  asking.found = std::move(found);
+                });
 }
 
 std::size_t ServerJoins::on_found(PolledAddress& place) {
@@ -280,9 +281,9 @@ void ServerJoins::open_found() {
     if (place.step != AddressStep::kOpening) continue;
     place.has_open = true;  // true until the server says otherwise
     ask_by_thread(place, AddressStep::kOpening,
-                  [address = place.address, token = options_.token, body](Asking& asking) {
+                  [address = place.address, secret = options_.secret, body](Asking& asking) {
                     const core::Result<bootstrap::Bytes> answer =
-                        admission::ask(address, token, *body, core::Deadline::after(kServerAnswersWithin));
+                        admission::ask(address, secret, *body, core::Deadline::after(kServerAnswersWithin));
                     const core::MutexLock lock(asking.mutex);
                     asking.opened = answer.is_ok() ? Status::ok() : answer.status();
                   });
@@ -359,8 +360,8 @@ void ServerJoins::give_up(PolledAddress& place) {
     request.engines.push_back(record.engine);
   }
   // If no thread can start, the server keeps the group open until the group ends.
-  (void)core::run_detached("hybridps-ask", [address = place.address, token = options_.token, body = encode(request)] {
-    (void)admission::ask(address, token, body, core::Deadline::after(kServerAnswersWithin));
+  (void)core::run_detached("hybridps-ask", [address = place.address, secret = options_.secret, body = encode(request)] {
+    (void)admission::ask(address, secret, body, core::Deadline::after(kServerAnswersWithin));
   });
 }
 

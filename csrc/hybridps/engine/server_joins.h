@@ -38,7 +38,7 @@ namespace hybridps::engine {
 
 struct ServerJoinsOptions {
   std::vector<admission::Address> addresses;
-  std::string token;
+  admission::Secret secret;
   core::Duration retry = std::chrono::seconds(2);  // 0: no server joins after the start
   bool required = false;                           // a server that is missing at the start ends the group
 };

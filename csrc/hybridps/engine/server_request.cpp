@@ -108,10 +108,10 @@ core::Result<std::vector<MemberRecord>> decode_records(const Bytes& bytes) {
   return records;
 }
 
-core::Result<std::vector<MemberRecord>> find_server(const admission::Address& address, const std::string& token,
+core::Result<std::vector<MemberRecord>> find_server(const admission::Address& address, const admission::Secret& secret,
                                                     const ServerRequest& request) {
   const core::Result<Bytes> answer =
-      admission::ask(address, token, encode(request), core::Deadline::after(kServerAnswersWithin));
+      admission::ask(address, secret, encode(request), core::Deadline::after(kServerAnswersWithin));
   if (!answer.is_ok()) return answer.status();
   core::Result<std::vector<MemberRecord>> records = decode_records(answer.value());
   if (records.is_ok()) return records;

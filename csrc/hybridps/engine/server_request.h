@@ -50,7 +50,7 @@ inline constexpr auto kServerAnswersWithin = std::chrono::seconds(10);
 /// The engines of a dedicated server. Waits kServerAnswersWithin at most for the answer, and 1 s at most for a
 /// connection. Errors name the address.
 core::Result<std::vector<bootstrap::MemberRecord>> find_server(const admission::Address& address,
-                                                               const std::string& token,
+                                                               const admission::Secret& secret,
                                                                const ServerRequest& request = {});
 /// Returns an error if the server's records show that the group cannot use the server: it can be reached on its own
 /// machine only, or it shares a host with a rank. The error text calls the server by `address`.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "hybridps/engine/server_request.h"
+#include "hybridps/tls/sealed_store.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
@@ -19,9 +20,9 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   core::Result<std::vector<admission::Address>> servers = admission::parse_addresses(config.servers);
   refuse(servers.status(), "HYBRIDPS_SERVERS: ");
   if (servers.is_ok()) checked.servers = std::move(servers).value();
-  core::Result<std::string> token = admission::read_token(config.token, config.token_file);
-  refuse(token.status());
-  if (token.is_ok()) checked.token = std::move(token).value();
+  core::Result<admission::Secret> secret = read_secret(config);
+  refuse(secret.status());
+  if (secret.is_ok()) checked.secret = std::move(secret).value();
   core::Result<Interfaces> interfaces = choose_interfaces(config, {}, place);
   refuse(interfaces.status());
   if (interfaces.is_ok()) {
@@ -33,6 +34,27 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
   return checked;
+}
+
+core::Result<admission::Secret> read_secret(const core::Config& config) {
+  core::Result<std::string> token = admission::read_token(config.token, config.token_file);
+  if (!token.is_ok()) return token.status();
+  if (!config.tls) return admission::Secret(std::move(token).value());
+  if (token.value().empty())
+    return Status(
+        Code::kInvalidArgument,
+        "HYBRIDPS_SECURITY=tls needs a token, the same on all machines; make one with: (umask 077; openssl rand "
+        "-hex 32 > FILE), and set HYBRIDPS_TOKEN_FILE=FILE");
+  core::Result<std::shared_ptr<const tls::Authority>> authority = tls::Authority::from_token(token.value());
+  if (!authority.is_ok()) return authority.status();
+  return admission::Secret(std::move(token).value(), std::move(authority).value());
+}
+
+std::shared_ptr<bootstrap::KeyValueStore> seal_as_set(std::shared_ptr<bootstrap::KeyValueStore> store) {
+  const core::Result<core::Config> config = core::Config::from_environment();
+  if (!config.is_ok()) return store;
+  core::Result<admission::Secret> secret = read_secret(config.value());
+  return secret.is_ok() && secret.value().authority ? tls::seal(std::move(store), secret.value().authority) : store;
 }
 
 std::string without_effect(const core::Config& config, const Interfaces& interfaces) {
@@ -53,7 +75,7 @@ std::vector<Status> ask_servers(const CheckedSettings& settings) {
   std::vector<Status> answers(settings.servers.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < settings.servers.size(); ++i)
-    threads.emplace_back([&, i] { answers[i] = find_server(settings.servers[i], settings.token).status(); });
+    threads.emplace_back([&, i] { answers[i] = find_server(settings.servers[i], settings.secret).status(); });
   for (std::thread& thread : threads) thread.join();
   std::erase_if(answers, [](const Status& status) { return status.is_ok(); });
   return answers;

@@ -3,6 +3,7 @@
 // Threads  any; reads files and the kernel's tables, and resolves host names.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,19 +11,27 @@
 #include "hybridps/core/status.h"
 #include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/interface.h"
+#include "hybridps/tls/authority.h"
 
 namespace hybridps::engine {
 
 /// The result of the checks.
 struct CheckedSettings {
   std::vector<admission::Address> servers;
-  std::string token;
+  admission::Secret secret;
   Interfaces interfaces;
   /// The errors in the settings. Each names its setting. A job ends with the first error.
   std::vector<core::Status> problems;
   std::vector<std::string> warnings;  // settings that have no effect
 };
 CheckedSettings check_settings(const core::Config& config, LocalRank place = local_rank());
+
+/// The token, and with HYBRIDPS_SECURITY=tls the authority of the job that has it. kInvalidArgument: the token cannot
+/// be read, or there is none and TLS needs one.
+core::Result<admission::Secret> read_secret(const core::Config& config);
+
+/// A store for the notes of a process that cannot make an engine: sealed, if the settings ask for it and allow it.
+std::shared_ptr<bootstrap::KeyValueStore> seal_as_set(std::shared_ptr<bootstrap::KeyValueStore> store);
 
 /// Names the settings of our own TCP that are set while data or control goes through UCX. Empty: there are none.
 std::string without_effect(const core::Config& config, const Interfaces& interfaces);

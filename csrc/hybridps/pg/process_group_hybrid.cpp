@@ -20,6 +20,7 @@
 #include "hybridps/core/config.h"
 #include "hybridps/core/log.h"
 #include "hybridps/engine/engine.h"
+#include "hybridps/engine/settings.h"
 #include "hybridps/pg/accelerator.h"
 #include "hybridps/pg/errors.h"
 #include "hybridps/pg/gil.h"
@@ -70,8 +71,8 @@ void tell_of_failed_start(std::shared_ptr<bootstrap::KeyValueStore> store, const
   // If the Store does not answer, only this thread stays blocked.
   const auto answer = std::make_shared<std::promise<core::Status>>();
   std::future<core::Status> answered = answer->get_future();
-  const auto tell = [store = std::move(store), prefix = bootstrap::group_key_prefix(group_name, incarnation), rank,
-                     failure, answer] {
+  const auto tell = [store = engine::seal_as_set(std::move(store)),
+                     prefix = bootstrap::group_key_prefix(group_name, incarnation), rank, failure, answer] {
     answer->set_value(bootstrap::announce_failure(*store, prefix, rank, failure, bootstrap::wall_ms(),
                                                   bootstrap::process_started_ms()));
   };

@@ -17,6 +17,7 @@
 #include "hybridps/core/text.h"
 #include "hybridps/admission/admission_server.h"
 #include "hybridps/engine/server_host.h"
+#include "hybridps/engine/settings.h"
 #include "hybridps/observe/metrics.h"
 #include "hybridps/observe/outlet.h"
 
@@ -189,13 +190,13 @@ int main(int argc, char** argv) {
   if (!config.is_ok()) return wrong(std::string(config.status().message()));
   hybridps::core::set_log_level(config.value().log_level);
   for (const std::string& warning : config.value().warnings) hybridps::core::log_warn(warning);
-  Result<std::string> token = hybridps::admission::read_token(config.value().token, config.value().token_file);
-  if (!token.is_ok()) return wrong(std::string(token.status().message()));
-  arguments.options.token = std::move(token).value();
+  Result<hybridps::admission::Secret> secret = hybridps::engine::read_secret(config.value());
+  if (!secret.is_ok()) return wrong(std::string(secret.status().message()));
+  arguments.options.secret = std::move(secret).value();
   const std::string place = arguments.options.listen.text();
-  if (arguments.no_token && !arguments.options.token.empty())
+  if (arguments.no_token && !arguments.options.secret.token.empty())
     return wrong("--no-token, and there is a token: leave one of them out");
-  if (arguments.options.token.empty()) {
+  if (arguments.options.secret.token.empty()) {
     if (!arguments.no_token && !hybridps::admission::is_loopback(arguments.options.listen))
       return wrong("there is no token (HYBRIDPS_TOKEN_FILE): whoever reaches " + place +
                    " could use this server; give it the jobs' token, or --no-token where the network is trusted");

@@ -4,6 +4,7 @@ The bytes are those of csrc/hybridps/bootstrap/rendezvous.cpp (`failed`), the ke
 """
 
 import contextlib
+import hmac
 import os
 import re
 import socket
@@ -27,9 +28,30 @@ def failed(text: str, wall_ms: int, rank: int) -> bytes:
     return struct.pack("<IBQII", _MAGIC, _CODE_CLOSED, wall_ms, rank, len(body)) + body + struct.pack("<I", 0)
 
 
+def _token() -> bytes:
+    if token := os.environ.get("HYBRIDPS_TOKEN", "").strip():
+        return os.fsencode(token)
+    with open(os.path.expanduser(os.environ["HYBRIDPS_TOKEN_FILE"]), "rb") as file:
+        return file.readline().strip()
+
+
+def sealed(key: str, value: bytes) -> bytes:
+    """What csrc/hybridps/tls/sealed_store.cpp makes of the value, with HYBRIDPS_SECURITY=tls."""
+    if os.environ.get("HYBRIDPS_SECURITY", "").strip() != "tls":
+        return value
+    try:
+        token = _token()
+    except (KeyError, OSError):
+        return value  # the others show what it says, and that it has no seal
+    if len(token) < 16:
+        return value
+    own = hmac.digest(token, b"hybridps store seal 1", "sha256")
+    return b"HPSs" + hmac.digest(own, key.encode() + b"\0" + value, "sha256") + value
+
+
 def _set(store, key: str, value: bytes) -> None:
     with contextlib.suppress(Exception):
-        store.set(key, value)
+        store.set(key, sealed(key, value))
 
 
 def tell_of_failed_start(dist_backend_opts, why: str) -> None:
@@ -44,9 +66,8 @@ def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     text = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()}) could not join it: {why}"
     try:
         key = f"hybridps/{name}/{run_id}.{restart}.{attempt}/failed"
-        tell = threading.Thread(
-            target=_set, args=(dist_backend_opts.store, key, failed(text, int(time.time() * 1000), rank)), daemon=True
-        )
+        value = failed(text, int(time.time() * 1000), rank)
+        tell = threading.Thread(target=_set, args=(dist_backend_opts.store, key, value), daemon=True)
         tell.start()
         tell.join(2)  # of a Store that stands still the call never comes back
     except Exception:

@@ -8,14 +8,14 @@ import time
 def _refuse_in_clear(dist_backend_opts) -> None:
     """Raises where the environment asks gloo for encryption: what the job takes for encrypted would go in clear."""
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked.upper() != "TCP_TLS":
+    if asked.upper() != "TCP_TLS" or os.environ.get("HYBRIDPS_SECURITY", "").strip() == "tls":
         return
     from hybridps.backend.announce import tell_of_failed_start
 
     problem = (
-        f"GLOO_DEVICE_TRANSPORT={asked!r} asks for encryption, and hybridps sends in clear. What to do: where the network "
-        "is trusted or encrypts by itself (WireGuard or IPsec, docs/security.md), unset GLOO_DEVICE_TRANSPORT; else use "
-        "torch's gloo."
+        f"GLOO_DEVICE_TRANSPORT={asked!r} asks for encryption, and hybridps sends in clear. What to do: set "
+        "HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE (docs/security.md); or unset GLOO_DEVICE_TRANSPORT where the network is "
+        "trusted or encrypts by itself (WireGuard or IPsec)."
     )
     tell_of_failed_start(dist_backend_opts, problem)
     raise RuntimeError(problem)

@@ -45,12 +45,16 @@ def _named_by_the_caller() -> bool:
 def _not_as_gloo() -> str:
     """What the environment asks of gloo and hybridps does not do, and what to do then; empty: nothing."""
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked in _CLEAR:
+    tls = asked.upper() == "TCP_TLS" and os.environ.get("HYBRIDPS_SECURITY", "").strip() == "tls"
+    if asked in _CLEAR or tls:
         return ""
     what = f"GLOO_DEVICE_TRANSPORT={asked!r} asks gloo for"
     if asked.upper() == "TCP_TLS":
         what += " encryption, and hybridps sends in clear"
-        without = "where the network is trusted or encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
+        without = (
+            "to have hybridps encrypt, set HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE; where the network is trusted or "
+            "encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
+        )
     else:
         what += " a transport that hybridps does not know"
         without = "to use hybridps' own (HYBRIDPS_DATA_TRANSPORT), unset GLOO_DEVICE_TRANSPORT"

@@ -108,6 +108,36 @@ TEST_CASE("admission: another token is refused on both sides, and both say so", 
   CHECK(admission->stats().answered.load() == 0);
 }
 
+TEST_CASE("admission: in TLS a question and its answer, and who has another setting or token is refused",
+          "[admission][tls][fast]") {
+  const auto secret = [](const std::string& token) {
+    return admission::Secret(token, tls::Authority::from_token(token).value());
+  };
+  const auto open = [](const admission::Secret& of) {
+    return AdmissionServer::open({"127.0.0.1", 0}, of, [](const Bytes& body) { return core::Result<Bytes>(body); })
+        .value();
+  };
+  const auto encrypted = open(secret("a token of this test"));
+  for (const std::size_t size : {1, 16384, 3'000'000}) {
+    const auto answer =
+        admission::ask({"127.0.0.1", encrypted->port()}, secret("a token of this test"), Bytes(size, 7), soon());
+    INFO(answer.status().to_string());
+    REQUIRE(answer.is_ok());
+    CHECK(answer.value() == Bytes(size, 7));
+  }
+  const auto clear = open("a token of this test");
+  const auto refused = [&](const AdmissionServer& server, const admission::Secret& by, const char* why) {
+    const auto answer = admission::ask({"127.0.0.1", server.port()}, by, bytes("x"), soon());
+    INFO(answer.status().to_string());
+    REQUIRE_FALSE(answer.is_ok());
+    CHECK(answer.status().message().find(why) != std::string_view::npos);
+  };
+  refused(*encrypted, secret("another token of a test"), "HYBRIDPS_TOKEN");
+  refused(*encrypted, "a token of this test", "HYBRIDPS_SECURITY=tls");
+  refused(*clear, secret("a token of this test"), "HYBRIDPS_SECURITY=tls");
+  CHECK(encrypted->stats().answered.load() == 3);
+}
+
 TEST_CASE("admission: without a token on both sides anyone may ask", "[admission][fast]") {
   const auto admission = echo("");
   CHECK(admission::ask({"127.0.0.1", admission->port()}, "", bytes("x"), soon()).is_ok());

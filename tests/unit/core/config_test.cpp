@@ -32,6 +32,7 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
                                   {"HYBRIDPS_SPIN_MICROSECONDS", "50"},
                                   {"HYBRIDPS_LOG_LEVEL", "Debug"},
                                   {"HYBRIDPS_DATA_TRANSPORT", "rdma"},
+                                  {"HYBRIDPS_SECURITY", "tls"},
                                   {"HYBRIDPS_INTERFACE", ""},
                                   {"PATH", "/bin"}});
   REQUIRE(read.is_ok());
@@ -43,6 +44,8 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
   CHECK(config.spin_microseconds == 50);
   CHECK(config.log_level == LogLevel::kDebug);
   CHECK(config.data_transport == DataTransport::kRdma);
+  CHECK(config.tls);
+  CHECK_FALSE(Config::from({{"HYBRIDPS_SECURITY", "off"}}).value().tls);
   CHECK_FALSE(config.given.contains("HYBRIDPS_INTERFACE"));  // empty is unset
   for (const SettingRow& row : config.table()) {
     CHECK(row.source == (config.given.contains(row.name) ? "env" : "default"));
@@ -99,8 +102,9 @@ TEST_CASE("core/config: a bad value is an error that names variable and value an
       {"HYBRIDPS_GRANT_CHUNKS", "0"},     {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
       {"HYBRIDPS_HEARTBEAT_SECONDS", ""}, {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
       {"HYBRIDPS_DATA_SOCKETS", "0"},     {"HYBRIDPS_DATA_SOCKETS", "17"},   {"HYBRIDPS_SPIN_MICROSECONDS", "-2"},
-      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_DATA_THREADS", "17"},
-      {"HYBRIDPS_DATA_THREADS", "-2"},    {"HYBRIDPS_CORES", "0"},           {"HYBRIDPS_CORES", "many"},
+      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_SECURITY", "ssl"},
+      {"HYBRIDPS_DATA_THREADS", "17"},    {"HYBRIDPS_DATA_THREADS", "-2"},   {"HYBRIDPS_CORES", "0"},
+      {"HYBRIDPS_CORES", "many"},
   };
   for (const auto& [name, value] : examples) {
     INFO(name << "=" << value);

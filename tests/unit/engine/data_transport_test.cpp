@@ -45,7 +45,7 @@ TEST_CASE("engine/data_transport: a card has a transport for each socket, but fo
 
 TEST_CASE("engine/data_transport: no message is larger than the slots here, or a text", "[engine][fast]") {
   core::Config config;
-  const auto limit = [&] { return engine::data_options(config, core::from_seconds(1)).payload_bytes_max; };
+  const auto limit = [&] { return engine::data_options(config, core::from_seconds(1), nullptr).payload_bytes_max; };
   CHECK(limit() == engine::kTextBytesMax);
   config.chunk_bytes = std::size_t{2} << 20;
   CHECK(limit() == config.chunk_bytes);

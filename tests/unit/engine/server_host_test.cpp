@@ -29,7 +29,7 @@ struct Scene {
     config.dead_seconds = 1200;
     engine::ServerHostOptions options;
     options.listen = {"127.0.0.1", 0};
-    options.token = "secret";
+    options.secret = "secret";
     options.memory_bytes = std::uint64_t{64} << 20;
     options.say = [this](const std::string& line) {
       const std::lock_guard lock(mutex);

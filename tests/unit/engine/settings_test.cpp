@@ -56,6 +56,28 @@ TEST_CASE("engine/settings: settings of our own TCP are named where data or cont
             .starts_with("HYBRIDPS_TCP_CONGESTION, HYBRIDPS_DSCP: no effect on control messages, "));
 }
 
+TEST_CASE("engine/settings: TLS needs a token, and our own TCP", "[engine][fast]") {
+  core::Config config;
+  config.interface = "lo";
+  config.tls = true;
+  auto checked = engine::check_settings(config, {0, 1});
+  CHECK(all_problems(checked).find("HYBRIDPS_SECURITY=tls needs a token") != std::string::npos);
+  CHECK_FALSE(checked.secret.authority);
+  config.token = "a secret of this test";
+  checked = engine::check_settings(config, {0, 1});
+  CHECK(checked.problems.empty());
+  CHECK(checked.secret.authority);
+  CHECK_FALSE(checked.interfaces.ucx);
+  for (const auto transport : {core::DataTransport::kUcx, core::DataTransport::kRdma}) {
+    config.data_transport = transport;
+    CHECK(all_problems(engine::check_settings(config, {0, 1}))
+              .find("HYBRIDPS_SECURITY=tls encrypts hybridps's own TCP") != std::string::npos);
+  }
+  config.tls = false;
+  config.data_transport = core::DataTransport::kTcp;
+  CHECK_FALSE(engine::check_settings(config, {0, 1}).secret.authority);
+}
+
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
   const auto admission =
       admission::AdmissionServer::open({"127.0.0.1", 0}, "a secret of this test", [](const admission::Bytes&) {

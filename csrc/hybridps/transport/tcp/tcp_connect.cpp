@@ -46,12 +46,6 @@ constexpr core::Duration kRefusedAfterFor = core::from_seconds(0.25);
 /// machines forget a connection that they have not seen for a while.
 constexpr int kKeepAliveSeconds = 4;
 
-/// The few bytes of an answer always fit into the send buffer.
-void say(const TcpLink& link, const TcpReply& reply) {
-  const auto said = encode(reply);
-  (void)!::send(link.socket.get(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 std::string cannot_go_on(const TcpLink& link) {
   return "the connection to " + link.to + " broke (" + link.why +
          "), and cannot go on: bytes are lost that its sender has let go. Does a proxy stand between the two?";
@@ -153,10 +147,12 @@ core::Status TcpTransportImpl::try_dial(TcpLink& link) {
 
 void TcpTransportImpl::drop_socket(TcpLink& link) {
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
+  link.channel.reset();
   link.socket.reset();
   link.error = 0;
   link.watches_write = false;
   if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
+  if (std::exchange(link.is_unread, false)) std::erase(unread_, &link);
   std::erase(waiting_, &link);
 }
 
@@ -245,12 +241,13 @@ std::size_t TcpTransportImpl::look_at_waiting(core::TimePoint now) {
   return did;
 }
 
-/// The connection is established. The few bytes of a greeting always fit into its send buffer.
+/// The connection is established.
 void TcpTransportImpl::say_hello(TcpLink& link) {
   TcpGreeting is{address_.id, link.peer, link.number, link.is_mine, !link.was_open, link.needs_small_packets, {}};
   is.side = link.session.begin_attempt();
-  const auto greeting = encode(is);
-  (void)!::send(link.socket.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (const core::Status status = begin_channel(link, tls::TlsChannel::Side::kDials); !status.is_ok())
+    return on_broken(link, std::string(status.message()));
+  say(link, encode(is));
   link.state = TcpLink::LinkState::kGreeted;
   link.was_reached = true;
   // Somebody listens there: not the end that a closed connection looked like.
@@ -267,7 +264,8 @@ void TcpTransportImpl::say_hello(TcpLink& link) {
 void TcpTransportImpl::hear_answer(TcpLink& link) {
   const std::optional<TcpReply> reply =
       decode_reply(std::span<const std::byte, kAnswerBytes>(link.hello.data(), kAnswerBytes));
-  const TcpAnswer answer = reply ? reply->answer : TcpAnswer::kNotHere;
+  TcpAnswer answer = reply ? reply->answer : TcpAnswer::kNotHere;
+  if (answer != TcpAnswer::kBusy && !proves(link, link.peer)) answer = TcpAnswer::kNotHere;
   if (answer == TcpAnswer::kWelcome) {
     if (link.session.on_answer(reply->side) == TcpSession::Fit::kGoesOn) {
       std::erase(waiting_, &link);
@@ -326,7 +324,7 @@ bool TcpTransportImpl::turn_away() {
     }
     if (!socket) break;
     ++counters_.turned_away;
-    std::array<std::byte, kGreetingBytes> unread;  // unread bytes would make the close send a reset
+    std::array<std::byte, 2048> unread;  // unread bytes would make the close send a reset
     (void)!::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
     const auto answer = encode(TcpReply{TcpAnswer::kBusy, {}});
     (void)!::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -349,12 +347,19 @@ void TcpTransportImpl::accept_again() {
   accepts_ = ::epoll_ctl(poller_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
 }
 
-/// The greeting may have arrived already. If not, a peer comes again.
+/// The greeting may have arrived already. If not, a peer comes again. In TLS it hears so in clear, before its handshake
+/// has begun here; then the answer of a handshake cannot come before it. In the middle of a handshake it hears nothing.
 void TcpTransportImpl::drop_greeting(TcpLink& link) {
-  (void)read(link);
-  if (link.state != TcpLink::LinkState::kGreeting) return;
-  const auto answer = encode(TcpReply{TcpAnswer::kBusy, {}});
-  (void)!::send(link.socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (link.channel && !link.channel->is_open()) {
+    if (link.channel->has_begun()) return refuse(link);
+    link.channel.reset();
+    std::array<std::byte, 2048> unread;  // unread bytes would make the close send a reset
+    (void)!::recv(link.socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+  } else {
+    (void)read(link);
+    if (link.state != TcpLink::LinkState::kGreeting) return;
+  }
+  say(link, {TcpAnswer::kBusy, {}});
   refuse(link, /*reset=*/false);
 }
 
@@ -395,11 +400,16 @@ std::size_t TcpTransportImpl::accept_all() {
     link->state = TcpLink::LinkState::kGreeting;
     link->to = from.text();
     link->greeting_due = core::Deadline::after(options_.greeting_timeout);
+    if (!begin_channel(*link, tls::TlsChannel::Side::kAccepts).is_ok()) continue;
     if (!watch(*link, /*write=*/false, /*added=*/false).is_ok()) continue;
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
     if (greeting_.size() > greetings_max_) {
-      drop_greeting(*greeting_.front());
+      // Whoever is in the middle of a handshake goes last: nobody could tell it to come again.
+      const auto idle = std::find_if(greeting_.begin(), greeting_.end() - 1, [](const TcpLink* one) {
+        return !one->channel || one->channel->is_open() || !one->channel->has_begun();
+      });
+      drop_greeting(idle != greeting_.end() - 1 ? **idle : *greeting_.front());
     } else if (greeting_.size() > 1 && is_kept_back(*greeting_.back())) {
       // One at most stays there: the place of one that goes elsewhere is filled next.
       const auto other =
@@ -412,7 +422,8 @@ std::size_t TcpTransportImpl::accept_all() {
 
 void TcpTransportImpl::greet(TcpLink& link) {
   const std::span<const std::byte, kGreetingBytes> bytes(link.hello);
-  const std::optional<TcpGreeting> greeting = decode_greeting(bytes, address_.id);
+  std::optional<TcpGreeting> greeting = decode_greeting(bytes, address_.id);
+  if (greeting && !proves(link, greeting->from)) greeting.reset();
   const auto hang_up = [&](TcpAnswer answer) {
     const bool is_ours = is_greeting(bytes);
     if (is_ours) say(link, {answer, {}});
@@ -471,6 +482,7 @@ void TcpTransportImpl::resume(TcpLink& link, TcpLink& over, const TcpGreeting& g
   drop_socket(link);
   say(over, {TcpAnswer::kWelcome, link.session.side()});
   link.socket = std::move(over.socket);
+  link.channel = std::move(over.channel);
   std::erase(greeting_, &over);
   over.state = TcpLink::LinkState::kClosed;
   has_closed_ = true;

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "hybridps/core/descriptor.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/tls/channel.h"
 #include "hybridps/transport/endpoint.h"
 #include "hybridps/transport/rx_pool.h"
 #include "hybridps/transport/tcp/tcp_session.h"
@@ -51,9 +53,10 @@ struct TcpLink : core::Pinned {
 
   LinkState state = LinkState::kConnecting;
   core::Descriptor socket;
-  TcpId peer{};                     // id of the other transport; unknown until it has greeted
-  core::EngineId name;              // of the engine that `peer` belongs to; else a number that stands for it
-  TcpEndpoint* endpoint = nullptr;  // the endpoint that fails if this session ends
+  std::unique_ptr<tls::TlsChannel> channel;  // over the socket; null: bytes go as they are
+  TcpId peer{};                              // id of the other transport; unknown until it has greeted
+  core::EngineId name;                       // of the engine that `peer` belongs to; else a number that stands for it
+  TcpEndpoint* endpoint = nullptr;           // the endpoint that fails if this session ends
   core::Deadline greeting_due;
   std::string to;  // "10.0.0.2:4711", for errors
 
@@ -96,6 +99,7 @@ struct TcpLink : core::Pinned {
   std::size_t untold_bytes = 0;  // of messages that have come since a frame told so
   bool watches_write = false;
   bool is_listed = false;  // in the transport's listed_
+  bool is_unread = false;  // in the transport's unread_
   int error = 0;           // errno of the last attempt to send: nothing more leaves
 
   // A greeting or an answer, as far as it has come.

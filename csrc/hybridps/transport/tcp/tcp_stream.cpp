@@ -98,7 +98,7 @@ std::size_t TcpTransportImpl::flush_all() {
 
 std::size_t TcpTransportImpl::flush(TcpLink& link) {
   std::size_t did = 0;
-  while (!link.queue.empty() && link.error == 0) {
+  while ((!link.queue.empty() || (link.channel && link.channel->has_unsent())) && link.error == 0) {
     std::array<iovec, kPartsMax> parts;
     std::size_t count = 0;
     std::size_t bytes = 0;
@@ -122,10 +122,7 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
       add(send.head.data(), send.head_bytes);
       if (send.payload_bytes > 0) add(send.data(), send.payload_bytes);
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = put(link, parts.data(), count);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       // What the peer sent before it broke off must still be read. Then read() finds the end.
@@ -139,7 +136,9 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
       ++counters_.sends;
       has_sent(link, static_cast<std::size_t>(sent));
     }
-    if (sent < 0 || static_cast<std::size_t>(sent) < bytes) {
+    const bool is_full =
+        sent < 0 || (link.channel ? link.channel->has_unsent() : static_cast<std::size_t>(sent) < bytes);
+    if (is_full) {
       if (!link.watches_write) (void)watch(link, /*write=*/true);
       return did;
     }
@@ -211,7 +210,8 @@ void TcpTransportImpl::go_on(TcpLink& link) {
   }
   link.acknowledged_before = link.session.acknowledged();
   link.received_before = link.session.received();
-  if (!link.queue.empty()) list(link);
+  if (!link.queue.empty() || (link.channel && link.channel->has_unsent())) list(link);
+  read_later(link);
 }
 
 void TcpTransportImpl::tell(TcpLink& link) {
@@ -251,10 +251,14 @@ std::size_t TcpTransportImpl::run_completions() {
 std::size_t TcpTransportImpl::read_hello(TcpLink& link) {
   const bool greets = link.state == TcpLink::LinkState::kGreeting;
   const std::size_t wanted = greets ? kGreetingBytes : kAnswerBytes;
+  const iovec rest{link.hello.data() + link.hello_have, wanted - link.hello_have};
   ssize_t got = 0;
   do {
-    got = ::recv(link.socket.get(), link.hello.data() + link.hello_have, wanted - link.hello_have, MSG_DONTWAIT);
+    got = take(link, &rest, 1);
   } while (got < 0 && errno == EINTR);
+  const int error = errno;
+  send_the_rest(link);
+  errno = error;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
   if (got <= 0) {
     break_off(link, "broke", got < 0 ? errno : link.error);
@@ -287,7 +291,7 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
     if (rest > 0) parts[count++] = {link.slot->data + link.payload_have, rest};
     const std::size_t room = link.read_ahead.size() - link.end;
     parts[count++] = {link.read_ahead.data() + link.end, room};
-    const ssize_t got = ::readv(link.socket.get(), parts.data(), static_cast<int>(count));
+    const ssize_t got = take(link, parts.data(), count);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return did;
     if (got <= 0) {
@@ -303,7 +307,23 @@ std::size_t TcpTransportImpl::read(TcpLink& link) {
     link.payload_have += in_place;
     link.end += bytes - in_place;
     parse(link);
-    if (bytes < rest + room) return did;  // the socket is empty now
+    if (bytes < rest + room && !(link.channel && link.channel->has_failed())) return did;  // the socket is empty now
+  }
+  read_later(link);
+  return did;
+}
+
+void TcpTransportImpl::read_later(TcpLink& link) {
+  if (link.state == TcpLink::LinkState::kOpen && link.channel && !std::exchange(link.is_unread, true))
+    unread_.push_back(&link);
+}
+
+std::size_t TcpTransportImpl::read_unread() {
+  std::size_t did = 0;
+  for (std::vector<TcpLink*> looked_at = std::exchange(unread_, {}); !looked_at.empty(); looked_at.pop_back()) {
+    TcpLink& link = *looked_at.back();
+    link.is_unread = false;
+    if (link.state == TcpLink::LinkState::kOpen) did += read(link);
   }
   return did;
 }

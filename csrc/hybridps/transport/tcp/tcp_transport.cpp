@@ -69,6 +69,13 @@ core::Status TcpTransportImpl::start() {
   if (!here)
     return {core::Code::kInvalidArgument, "'" + options_.address + "' is no IP address to listen on (" + name_ + ")"};
   address_.id = make_tcp_id();
+  if (options_.authority) {
+    auto made = options_.authority->make_identity();
+    if (!made.is_ok()) return made.status();
+    identity_ = std::move(made).value();
+    address_.id = identity_->id();
+    address_.has_tls = true;
+  }
   {
     const core::ForkLock lock;
     poller_ = core::Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
@@ -140,6 +147,7 @@ TcpTransportImpl::~TcpTransportImpl() {
 /// In a forked child: leaks all objects with a destructor that would run a `done` or give a slot back.
 void TcpTransportImpl::leave_to_parent() noexcept {
   for (auto& send : sends_) (void)send.release();
+  for (auto& link : links_) (void)link->channel.release();  // another thread may have used it at the fork
   for (auto* completions : {&completions_, &running_completions_})
     (void)new std::vector<TcpCompletion>(std::move(*completions));  // NOLINT
   (void)rx_pool_.release();
@@ -179,6 +187,10 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
   }
   const core::Result<TcpAddress> to = decode_tcp_address(address);
   if (!to.is_ok()) return to.status();
+  if (to.value().has_tls != address_.has_tls)
+    return core::Status(core::Code::kMismatch, to.value().has_tls
+                                                   ? "it has HYBRIDPS_SECURITY=tls, and this process has not"
+                                                   : "it has not HYBRIDPS_SECURITY=tls, and this process has");
   if (by_id_.count(to.value().id) > 0)
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
   // A session that the peer has begun serves both ways.
@@ -266,6 +278,7 @@ core::Status TcpTransportImpl::watch(TcpLink& link, bool write, bool added) {
 std::size_t TcpTransportImpl::progress() {
   if (in_child()) return 0;
   std::size_t did = flush_all();
+  if (!unread_.empty()) did += read_unread();
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(poller_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
@@ -300,7 +313,7 @@ std::size_t TcpTransportImpl::progress() {
 
 bool TcpTransportImpl::arm() {
   if (in_child()) return true;
-  if (!listed_.empty() || !completions_.empty() || !attention_.empty()) return false;
+  if (!listed_.empty() || !unread_.empty() || !completions_.empty() || !attention_.empty()) return false;
   if (!greeting_.empty()) expire_greetings(core::Clock::now());
   return true;
 }
@@ -321,6 +334,7 @@ std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
   }
   if (!link.socket) return 0;
   if ((events & EPOLLOUT) != 0 && link.state == TcpLink::LinkState::kOpen) did += flush(link);
+  if ((events & EPOLLOUT) != 0) send_the_rest(link);
   if (link.socket && (events & ~std::uint32_t{EPOLLOUT}) != 0) did += read(link);
   return did;
 }
@@ -382,7 +396,10 @@ bool TcpTransportImpl::may_resume(const TcpLink& link) const noexcept {
 
 void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool by_peer = error == 0 || error == EPIPE;
-  const std::string_view reason = by_peer ? "its other end was closed" : std::strerror(error);
+  const std::string_view reason = by_peer ? "its other end was closed"
+                                  : error == EPROTO && link.channel && !link.channel->why().empty()
+                                      ? std::string_view(link.channel->why())
+                                      : std::strerror(error);
   std::string what = "the connection (" + name_ + ") to " + link.to + " " + doing + ": " + std::string(reason);
   const bool is_new = link.state == TcpLink::LinkState::kConnecting || link.state == TcpLink::LinkState::kGreeted;
   if (!link.was_open) link.was_reached |= by_peer || error == ECONNRESET;
@@ -439,6 +456,7 @@ void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool rese
   link.state = TcpLink::LinkState::kClosed;
   has_closed_ = true;
   if (std::exchange(link.is_listed, false)) std::erase(listed_, &link);
+  if (std::exchange(link.is_unread, false)) std::erase(unread_, &link);
   if (TcpEndpoint* const endpoint = std::exchange(link.endpoint, nullptr); endpoint != nullptr) {
     std::erase(endpoint->links_, &link);
     if (endpoint->out_ == &link) endpoint->out_ = nullptr;
@@ -450,6 +468,7 @@ void TcpTransportImpl::close(TcpLink& link, const core::Status& cause, bool rese
   // Not left to close(): a child on its way to exec may hold a copy of the socket. The epoll set would then keep a
   // pointer to the freed link.
   if (link.socket) (void)::epoll_ctl(poller_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
+  link.channel.reset();
   link.socket.reset();
   if (RxSlot* const slot = std::exchange(link.slot, nullptr); slot != nullptr) rx_pool_->release(slot);
   unsent_ -= link.queue.size();
@@ -493,7 +512,7 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
     if (out->state != TcpLink::LinkState::kOpen && (!out->queue.empty() || !out->kept.empty())) return true;
     if (out->state == TcpLink::LinkState::kOpen && !std::exchange(endpoint.has_said_farewell_, true))
       (void)queue_frame(*out, {FrameKind::kFarewell, 0, 0, 0});
-    if (!out->queue.empty()) return true;
+    if (!out->queue.empty() || (out->channel && out->channel->has_unsent())) return true;
     int unacknowledged = 0;
     if (out->state == TcpLink::LinkState::kOpen) {
       if (std::exchange(endpoint.state_, EndpointState::kFlushing) == EndpointState::kDraining)

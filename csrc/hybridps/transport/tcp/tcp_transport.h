@@ -11,7 +11,8 @@
 //          redial_for. An endpoint that failed or was closed is never opened again.
 // Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction
 //          leaks.
-// Security without the 128 random bits of our address, a stranger gets no further than the greeting (tcp_wire.h).
+// Security without the 128 random bits of our address, a stranger gets no further than the greeting (tcp_wire.h). With
+//          an authority, the greeting goes inside TLS, and an id can be used only by the process that made it.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/status.h"
+#include "hybridps/tls/authority.h"
 #include "hybridps/transport/transport.h"
 
 namespace hybridps::transport {
@@ -53,6 +55,8 @@ struct TcpOptions {
   std::size_t greetings_max = 0;
   /// Larger incoming payloads break the connection: hybridps never sends them.
   std::size_t payload_bytes_max = std::size_t{64} << 20;
+  /// All connections go in TLS 1.3, with peers of this authority only. Null: they go in clear.
+  std::shared_ptr<const tls::Authority> authority;
 };
 
 /// Counts since creation, except for the values marked "now".

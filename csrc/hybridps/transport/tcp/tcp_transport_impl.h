@@ -3,6 +3,8 @@
 // Messages are delivered while sockets are read. `done`, closes and failure reports follow in the same progress().
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -97,6 +99,15 @@ class TcpTransportImpl final : public TcpTransport {
   void set_options(int socket) const;
   void expire_greetings(core::TimePoint now);
 
+  // Over the socket, or its channel: as sendmsg() and readv().
+  core::Status begin_channel(TcpLink& link, tls::TlsChannel::Side side);
+  ssize_t put(TcpLink& link, const iovec* parts, std::size_t count);
+  ssize_t take(TcpLink& link, const iovec* parts, std::size_t count);
+  void say(TcpLink& link, std::span<const std::byte> bytes);
+  void say(TcpLink& link, const TcpReply& reply);
+  void send_the_rest(TcpLink& link);
+  bool proves(const TcpLink& link, const TcpId& id) const noexcept;
+
   // Sending
   core::Status send(TcpEndpoint& endpoint, std::span<const std::byte> header, const Buffer& payload,
                     std::size_t payload_bytes, SendDone done);
@@ -118,6 +129,9 @@ class TcpTransportImpl final : public TcpTransport {
   // Receiving
   std::size_t on_event(TcpLink& link, std::uint32_t events);
   std::size_t read(TcpLink& link);
+  std::size_t read_unread();
+  /// What has come is in the channel, where the poller does not see it.
+  void read_later(TcpLink& link);
   std::size_t read_hello(TcpLink& link);
   void parse(TcpLink& link);
   bool begin_message(TcpLink& link);
@@ -143,7 +157,8 @@ class TcpTransportImpl final : public TcpTransport {
   const std::string name_;
   const std::uint64_t generation_ = core::fork_generation();
   TcpAddress address_;
-  core::Descriptor poller_;  // epoll over the listener and all sockets, level-triggered
+  std::shared_ptr<const tls::Identity> identity_;  // null: without TLS
+  core::Descriptor poller_;                        // epoll over the listener and all sockets, level-triggered
   core::Descriptor listener_;
   bool accepts_ = true;  // the listener is watched; false while there are no descriptors
   core::TimePoint accepts_again_{};
@@ -172,6 +187,7 @@ class TcpTransportImpl final : public TcpTransport {
   bool tells_later_ = false;      // timer_ is set
   bool had_bulk_ = false;         // a large message was delivered in this progress()
   std::vector<TcpLink*> listed_;  // links that have something to send and may send now
+  std::vector<TcpLink*> unread_;  // links whose channel has bytes that the socket has no more
   std::vector<TcpCompletion> completions_;
   std::vector<TcpCompletion> running_completions_;
 

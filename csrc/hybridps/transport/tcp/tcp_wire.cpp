@@ -17,6 +17,7 @@ namespace hybridps::transport {
 namespace {
 
 constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 3};
+constexpr std::uint16_t kTlsFlag = 0x100;  // of an address, beside its family
 constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 3};
 
 template <typename Value>
@@ -97,15 +98,16 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there) {
 
 std::vector<std::byte> encode(const TcpAddress& address) {
   std::array<std::byte, 36> inside{};
+  const std::uint16_t tls = address.has_tls ? kTlsFlag : 0;
   std::byte* to = std::copy(address.id.begin(), address.id.end(), inside.begin());
   if (address.socket.name.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.socket.name);
-    put<std::uint16_t>(to, 4);
+    put<std::uint16_t>(to, static_cast<std::uint16_t>(4 | tls));
     put(to, ntohs(v4.sin_port));
     std::memcpy(to, &v4.sin_addr, sizeof v4.sin_addr);
   } else {
     const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.socket.name);
-    put<std::uint16_t>(to, 6);
+    put<std::uint16_t>(to, static_cast<std::uint16_t>(6 | tls));
     put(to, ntohs(v6.sin6_port));
     std::memcpy(to, &v6.sin6_addr, sizeof v6.sin6_addr);
   }
@@ -119,7 +121,9 @@ core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes) {
   const std::byte* from = inside.value().data();
   std::copy_n(from, address.id.size(), address.id.begin());
   from += address.id.size();
-  const auto family = get<std::uint16_t>(from);
+  const auto kind = get<std::uint16_t>(from);
+  const auto family = static_cast<std::uint16_t>(kind & ~kTlsFlag);
+  address.has_tls = (kind & kTlsFlag) != 0;
   const auto port = get<std::uint16_t>(from);
   if (family == 4) {
     auto& v4 = reinterpret_cast<sockaddr_in&>(address.socket.name);

@@ -49,6 +49,7 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there);
 struct TcpAddress {
   TcpId id{};
   SocketAddress socket;
+  bool has_tls = false;  // connections there go in TLS
 };
 std::vector<std::byte> encode(const TcpAddress& address);
 core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes);

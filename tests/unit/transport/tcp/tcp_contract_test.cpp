@@ -15,6 +15,12 @@ struct TcpBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
+/// In TLS.
+struct TlsTcpBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
+};
 struct ThreadedTcpBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
@@ -28,14 +34,15 @@ struct HandoverTcpBackend {
 };
 }  // namespace hybridps::transport
 
-#define HYBRIDPS_ENDPOINT_BACKENDS                                              \
-  ::hybridps::transport::TcpBackend, ::hybridps::transport::ThreadedTcpBackend, \
+#define HYBRIDPS_ENDPOINT_BACKENDS                                                                                    \
+  ::hybridps::transport::TcpBackend, ::hybridps::transport::TlsTcpBackend, ::hybridps::transport::ThreadedTcpBackend, \
       ::hybridps::transport::HandoverTcpBackend
 #include "tests/unit/transport/tcp/tcp_pair.h"
 
 namespace hybridps::transport {
 
 std::unique_ptr<contract::Pair> TcpBackend::make_pair() { return make_tcp_pair(); }
+std::unique_ptr<contract::Pair> TlsTcpBackend::make_pair() { return make_tcp_pair(tls_options()); }
 
 namespace {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "hybridps/transport/tcp/tcp_transport.h"
 #include "tests/unit/transport/endpoint_contract.h"
@@ -12,6 +13,19 @@ inline TcpOptions test_options(const char* address = "127.0.0.1") {
   TcpOptions options;
   options.address = address;
   options.close_timeout = core::from_seconds(0.1);  // one thread runs both sides: the other does not read meanwhile
+  return options;
+}
+
+/// The job that both sides belong to, where connections go in TLS.
+inline std::shared_ptr<const tls::Authority> test_authority(const std::string& token = "the token of the tests") {
+  auto made = tls::Authority::from_token(token);
+  INFO(made.status().to_string());
+  REQUIRE(made.is_ok());
+  return std::move(made).value();
+}
+inline TcpOptions tls_options(const char* address = "127.0.0.1") {
+  TcpOptions options = test_options(address);
+  options.authority = test_authority();
   return options;
 }
 

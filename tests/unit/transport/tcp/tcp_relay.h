@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "hybridps/core/descriptor.h"
@@ -46,6 +48,9 @@ class TcpRelay {
   void swallow(bool does) { swallows_ = does; }
   /// A connection that brings more than a greeting, or more than an answer to it, is reset.
   void pass_greetings_only() { greetings_only_ = true; }
+  /// `by` sees, and may change, all bytes that go to the transport behind the relay. It hears how many have come over
+  /// the same connection before.
+  void tamper(std::function<void(std::vector<char>&, std::size_t)> by) { tamper_ = std::move(by); }
   /// New connections are reset.
   void refuse_new(bool does = true) { refuses_ = does; }
   /// As the end of the host behind it: nobody listens any more.
@@ -112,7 +117,11 @@ class TcpRelay {
           return;
         }
       }
-      if (got > 0) held.insert(held.end(), bytes.data(), bytes.data() + got);
+      if (got > 0) {
+        std::vector<char> brought(bytes.data(), bytes.data() + got);
+        if (from == 0 && tamper_) tamper_(brought, pipe.brought[from]);
+        held.insert(held.end(), brought.begin(), brought.end());
+      }
       if (got > 0) pipe.brought[from] += static_cast<std::size_t>(got);
       if (greetings_only_ && pipe.brought[from] > (from == 0 ? kGreetingBytes : kAnswerBytes)) return reset(pipe);
     }
@@ -127,6 +136,7 @@ class TcpRelay {
   TcpAddress here_;
   core::Descriptor listener_;
   std::vector<std::unique_ptr<Pipe>> pipes_;
+  std::function<void(std::vector<char>&, std::size_t)> tamper_;
   bool greetings_only_ = false;
   bool swallows_ = false;
   bool refuses_ = false;

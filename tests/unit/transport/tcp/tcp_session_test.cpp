@@ -186,6 +186,9 @@ TEST_CASE("transport/tcp session: a count above what was sent is nobody's who ha
   CHECK(session.acknowledged() == (std::uint64_t{1} << 32) + 99);
 }
 
+/// What holds for connections in clear holds for those in TLS.
+TcpOptions either_options() { return GENERATE(false, true) ? tls_options() : test_options(); }
+
 /// Two transports with a relay in each direction, so that either side's dial goes through one.
 struct RelayedPair {
   explicit RelayedPair(const TcpOptions& options = test_options()) : pair(make_tcp_pair(options)) {
@@ -232,7 +235,7 @@ TEST_CASE("transport/tcp session: what goes both ways comes once and whole over 
           "[transport][fast]") {
   const bool both = GENERATE(false, true);
   const std::uint64_t seed = GENERATE(1, 2, 3, 4);
-  RelayedPair world;
+  RelayedPair world(either_options());
   world.connect(both);
   auto& pair = *world.pair;
   constexpr std::uint64_t kCount = 400;
@@ -286,7 +289,7 @@ TEST_CASE("transport/tcp session: what goes both ways comes once and whole over 
 }
 
 TEST_CASE("transport/tcp session: a way that swallows everything for a while is a pause", "[transport][fast]") {
-  TcpOptions options = test_options();
+  TcpOptions options = either_options();
   options.user_timeout = core::from_seconds(0.3);
   RelayedPair world(options);
   world.connect(/*both=*/false);
@@ -315,7 +318,7 @@ TEST_CASE("transport/tcp session: a way that swallows everything for a while is 
 
 TEST_CASE("transport/tcp session: either side can make the connection again where the other cannot",
           "[transport][fast]") {
-  RelayedPair world;
+  RelayedPair world(either_options());
   world.connect(/*both=*/false);  // a has dialled
   auto& pair = *world.pair;
   world.relays[1]->refuse_new();  // nobody gets to b any more
@@ -338,7 +341,7 @@ TEST_CASE("transport/tcp session: either side can make the connection again wher
 
 TEST_CASE("transport/tcp session: a way that lets greetings pass and nothing else ends in time, without haste",
           "[transport][fast]") {
-  TcpOptions options = test_options();
+  TcpOptions options = either_options();
   options.redial_for = core::from_seconds(0.5);
   RelayedPair world(options);
   world.connect(/*both=*/false);
@@ -353,7 +356,7 @@ TEST_CASE("transport/tcp session: a way that lets greetings pass and nothing els
 
 TEST_CASE("transport/tcp session: a session that the peer has heard of is not dropped for another",
           "[transport][fast]") {
-  RelayedPair world;
+  RelayedPair world(either_options());
   auto& pair = *world.pair;
   auto to_b = pair.a.transport->connect(pair.b.id, world.relays[1]->address());
   auto to_a = pair.b.transport->connect(pair.a.id, world.relays[0]->address());
@@ -380,7 +383,7 @@ TEST_CASE("transport/tcp session: a session that the peer has heard of is not dr
 
 TEST_CASE("transport/tcp session: a peer that ends is told at once, one that cannot be reached after the patience",
           "[transport][fast]") {
-  TcpOptions options = test_options();
+  TcpOptions options = either_options();
   options.redial_for = core::from_seconds(0.3);
   RelayedPair world(options);
   world.connect(/*both=*/false);
@@ -408,7 +411,7 @@ TEST_CASE("transport/tcp session: a peer that ends is told at once, one that can
 }
 
 TEST_CASE("transport/tcp session: a friendly close over a connection that breaks loses nothing", "[transport][fast]") {
-  TcpOptions options = test_options();
+  TcpOptions options = either_options();
   options.close_timeout = core::from_seconds(10);
   RelayedPair world(options);
   world.connect(/*both=*/false);

@@ -1,0 +1,160 @@
+#include "hybridps/tls/authority.h"
+
+#include <openssl/err.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+#include <openssl/x509v3.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "hybridps/tls/authority_impl.h"
+
+namespace hybridps::tls {
+namespace {
+
+using core::Code;
+using core::Status;
+
+constexpr std::string_view kAuthorityLabel = "hybridps tls authority 1";
+constexpr std::string_view kSealLabel = "hybridps store seal 1";
+constexpr const char* kAuthorityName = "hybridps job";
+constexpr const char* kMemberName = "hybridps";
+/// A certificate lives as long as its process. So the clocks of two machines need not agree.
+constexpr const char* kFirstDay = "19700101000000Z";
+constexpr const char* kLastDay = "99991231235959Z";
+/// Of certificates that a peer may send. Ours have some 300 bytes.
+constexpr long kCertificateBytesMax = 4096;
+
+Mac hmac(std::span<const std::uint8_t> key, std::span<const std::uint8_t> text) {
+  Mac mac{};
+  unsigned int bytes = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(), mac.data(), &bytes);
+  return mac;
+}
+
+std::span<const std::uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+Status refused(const char* what) {
+  return {Code::kInternal, std::string("OpenSSL cannot make ") + what + ": " + openssl_text()};
+}
+
+Key key_from(const Mac& seed) {
+  return Key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+}
+
+bool set_name(X509_NAME* name, const char* text) {
+  return X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>(text), -1, -1,
+                                    0) == 1;
+}
+
+bool add_constraint(X509* certificate, const char* text) {
+  X509_EXTENSION* const made =
+      X509V3_EXT_conf_nid(nullptr, nullptr, NID_basic_constraints, const_cast<char*>(text));  // NOLINT: not written to
+  const bool is_added = made != nullptr && X509_add_ext(certificate, made, -1) == 1;
+  X509_EXTENSION_free(made);
+  return is_added;
+}
+
+/// Empty: OpenSSL refuses.
+Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, bool is_authority) {
+  Certificate made(X509_new());
+  std::uint64_t serial = 0;
+  X509* const one = made.get();
+  const bool is_made =
+      one != nullptr && RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
+      X509_set_version(one, 2) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(one), serial) == 1 &&
+      ASN1_TIME_set_string_X509(X509_getm_notBefore(one), kFirstDay) == 1 &&
+      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 && set_name(X509_get_subject_name(one), subject) &&
+      set_name(X509_get_issuer_name(one), kAuthorityName) && X509_set_pubkey(one, key) == 1 &&
+      add_constraint(one, is_authority ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE") &&
+      X509_sign(one, signer, nullptr) > 0;
+  return is_made ? std::move(made) : Certificate();
+}
+
+}  // namespace
+
+bool id_of(X509* certificate, PeerId& id) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int bytes = 0;
+  if (X509_digest(certificate, EVP_sha256(), digest.data(), &bytes) != 1 || bytes < id.size()) return false;
+  std::memcpy(id.data(), digest.data(), id.size());
+  return true;
+}
+
+std::string openssl_text() {
+  const unsigned long code = ERR_get_error();
+  ERR_clear_error();
+  if (code == 0) return "no reason given";
+  const char* const reason = ERR_reason_error_string(code);
+  return reason != nullptr ? reason : "error " + std::to_string(code);
+}
+
+Identity::Identity(std::unique_ptr<IdentityState> state) : state_(std::move(state)) {}
+Identity::~Identity() = default;
+
+const PeerId& Identity::id() const noexcept { return state_->id; }
+
+struct Authority::AuthorityState {
+  const LibSsl* ssl = nullptr;
+  Key key;
+  Certificate certificate;
+  Mac seal_key{};
+};
+
+Authority::Authority(std::unique_ptr<AuthorityState> state) : state_(std::move(state)) {}
+Authority::~Authority() = default;
+
+core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::string& token) {
+  const core::Result<const LibSsl*> ssl = load_libssl();
+  if (!ssl.is_ok()) return ssl.status();
+  auto state = std::make_unique<AuthorityState>();
+  state->ssl = ssl.value();
+  state->key = key_from(hmac(bytes_of(token), bytes_of(kAuthorityLabel)));
+  if (state->key) state->certificate = make_certificate(kAuthorityName, state->key.get(), state->key.get(), true);
+  if (!state->certificate) return refused("the certificate of the job");
+  state->seal_key = hmac(bytes_of(token), bytes_of(kSealLabel));
+  return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
+}
+
+core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
+  const LibSsl& ssl = *state_->ssl;
+  Mac seed{};
+  if (RAND_bytes(seed.data(), static_cast<int>(seed.size())) != 1) return refused("random numbers");
+  const Key key = key_from(seed);
+  const Certificate certificate =
+      key ? make_certificate(kMemberName, key.get(), state_->key.get(), false) : Certificate();
+  if (!certificate) return refused("a certificate");
+  auto made = std::make_unique<Identity::IdentityState>();
+  made->ssl = state_->ssl;
+  made->context = ssl.ctx_new(ssl.method());
+  if (made->context == nullptr) return refused("a context");
+  SSL_CTX* const context = made->context;
+  const bool is_set = ssl.ctx_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
+                      ssl.ctx_set_ciphersuites(
+                          context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") == 1 &&
+                      ssl.ctx_use_certificate(context, certificate.get()) == 1 &&
+                      ssl.ctx_use_private_key(context, key.get()) == 1 &&
+                      X509_STORE_add_cert(ssl.ctx_get_cert_store(context), state_->certificate.get()) == 1 &&
+                      ssl.ctx_set_num_tickets(context, 0) == 1 && id_of(certificate.get(), made->id);
+  if (!is_set) return refused("a context");
+  ssl.ctx_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  ssl.ctx_ctrl(context, SSL_CTRL_SET_MAX_CERT_LIST, kCertificateBytesMax, nullptr);
+  // Peers have the authority's certificate.
+  ssl.ctx_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN, nullptr);
+  ssl.ctx_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
+  return std::shared_ptr<const Identity>(std::make_shared<Identity>(std::move(made)));
+}
+
+Mac Authority::seal(std::string_view key, std::span<const std::uint8_t> value) const {
+  std::vector<std::uint8_t> text(key.begin(), key.end());
+  text.push_back(0);  // no key has this byte
+  text.insert(text.end(), value.begin(), value.end());
+  return hmac(state_->seal_key, text);
+}
+
+}  // namespace hybridps::tls

@@ -1,0 +1,276 @@
+#include "hybridps/tls/channel.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "hybridps/tls/authority_impl.h"
+
+namespace hybridps::tls {
+namespace {
+
+/// The most that one record holds.
+constexpr std::size_t kRecordBytes = std::size_t{16} << 10;
+/// Records with one key. RFC 8446, 5.5, allows 2^24.5.
+constexpr std::uint64_t kRecordsWithOneKey = std::uint64_t{1} << 22;
+/// What one read takes from the socket, once the peer is known.
+constexpr std::size_t kReadBufferBytes = std::size_t{64} << 10;
+/// A buffer for encrypted bytes that an idle channel may keep.
+constexpr std::size_t kKeptBytesMax = 4096;
+
+/// Of records of TLS 1.3: alert, handshake, data; and one that older versions had (RFC 8446, 5.1).
+bool is_record_type(unsigned char byte) { return byte >= 20 && byte <= 23; }
+
+}  // namespace
+
+/// OpenSSL's side: it reads from the socket, and its records are gathered in the channel.
+struct TlsChannel::Ssl {
+  Ssl(TlsChannel& c, const LibSsl& functions) : channel(c), library(functions) {}
+  ~Ssl() {
+    if (object != nullptr) library.free(object);
+  }
+
+  static int write(BIO* bio, const char* data, int bytes) {
+    auto& to = static_cast<Ssl*>(BIO_get_data(bio))->channel.sealed_;
+    const auto* const from = reinterpret_cast<const std::byte*>(data);
+    to.insert(to.end(), from, from + bytes);
+    return bytes;
+  }
+
+  static int read(BIO* bio, char* data, int bytes) {
+    TlsChannel& channel = static_cast<Ssl*>(BIO_get_data(bio))->channel;
+    BIO_clear_retry_flags(bio);
+    if (channel.came_ == 0) {
+      unsigned char first = 0;
+      if (::recv(channel.socket_, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && !is_record_type(first)) {
+        channel.is_clear_ = true;
+        return -1;
+      }
+    }
+    ssize_t got = 0;
+    do {
+      got = ::recv(channel.socket_, data, static_cast<std::size_t>(bytes), MSG_DONTWAIT);
+    } while (got < 0 && errno == EINTR);
+    if (got == 0) channel.has_ended_ = true;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+      BIO_set_retry_read(bio);
+    else if (got < 0)
+      channel.error_ = errno;
+    channel.is_drained_ = got < bytes;
+    if (got > 0 && !channel.is_open_) channel.came_ += static_cast<std::size_t>(got);
+    return static_cast<int>(got);
+  }
+
+  static long control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+  static const BIO_METHOD* method() {
+    static const BIO_METHOD* const made = [] {
+      BIO_METHOD* const one = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "hybridps");
+      if (one == nullptr) return one;
+      BIO_meth_set_write(one, &write);
+      BIO_meth_set_read(one, &read);
+      BIO_meth_set_ctrl(one, &control);
+      return one;
+    }();
+    return made;
+  }
+
+  TlsChannel& channel;
+  const LibSsl& library;
+  SSL* object = nullptr;
+};
+
+TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket)
+    : identity_(std::move(identity)), socket_(socket) {}
+
+TlsChannel::~TlsChannel() = default;
+
+core::Result<std::unique_ptr<TlsChannel>> TlsChannel::create(std::shared_ptr<const Identity> identity, Side side,
+                                                             int socket) {
+  const Identity::IdentityState& state = identity->state();
+  std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket));
+  channel->ssl_ = std::make_unique<Ssl>(*channel, *state.ssl);
+  Ssl& ssl = *channel->ssl_;
+  ssl.object = state.ssl->make(state.context);
+  BIO* const bio = Ssl::method() != nullptr && ssl.object != nullptr ? BIO_new(Ssl::method()) : nullptr;
+  if (bio == nullptr) return core::Status(core::Code::kInternal, "OpenSSL cannot make a connection: " + openssl_text());
+  BIO_set_data(bio, &ssl);
+  BIO_set_init(bio, 1);
+  state.ssl->set_bio(ssl.object, bio, bio);
+  if (side == Side::kDials)
+    state.ssl->set_connect_state(ssl.object);
+  else
+    state.ssl->set_accept_state(ssl.object);
+  return channel;
+}
+
+int TlsChannel::failed(int result) {
+  const int why = ssl_->library.get_error(ssl_->object, result);
+  if (is_clear_) {
+    why_ = "the other side does not use TLS: has it HYBRIDPS_SECURITY=tls?";
+    return EPROTO;
+  }
+  if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE) {
+    if (is_open_ || came_ <= kStrangerBytesMax) return EAGAIN;
+    why_ = "TLS: too long a handshake";
+    return EPROTO;
+  }
+  if (error_ != 0) return error_;
+  if (has_ended_ || why == SSL_ERROR_ZERO_RETURN) return 0;
+  if (why_.empty()) {
+    const long verified = ssl_->library.get_verify_result(ssl_->object);
+    why_ = verified != X509_V_OK ? "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same?"
+                                 : "TLS: " + openssl_text();
+  }
+  return EPROTO;
+}
+
+bool TlsChannel::shake() {
+  if (is_open_) return true;
+  if (!why_.empty()) {
+    errno = EPROTO;
+    return false;
+  }
+  ERR_clear_error();
+  const int result = ssl_->library.do_handshake(ssl_->object);
+  if (result != 1) {
+    const int why = failed(result);
+    (void)flush();  // also the alert that tells the other side
+    errno = why == 0 ? ECONNRESET : why;
+    return false;
+  }
+  const Certificate theirs(ssl_->library.get_peer_certificate(ssl_->object));
+  if (!theirs || !id_of(theirs.get(), peer_)) {
+    why_ = "TLS: the other side has no certificate";
+    errno = EPROTO;
+    return false;
+  }
+  is_open_ = true;
+  ssl_->library.set_read_buffer(ssl_->object, kReadBufferBytes);
+  ssl_->library.set_read_ahead(ssl_->object, 1);
+  if (!early_.empty()) (void)seal(early_.data(), early_.size());
+  early_ = {};
+  return flush() || errno == EAGAIN;
+}
+
+bool TlsChannel::seal(const std::byte* data, std::size_t bytes) {
+  ERR_clear_error();
+  if (++records_ % kRecordsWithOneKey == 0) (void)ssl_->library.key_update(ssl_->object, SSL_KEY_UPDATE_NOT_REQUESTED);
+  const int result = ssl_->library.write(ssl_->object, data, static_cast<int>(bytes));
+  if (result == static_cast<int>(bytes)) return true;  // never a part: the BIO takes all
+  errno = failed(result);
+  return false;
+}
+
+bool TlsChannel::flush() {
+  while (begin_ < sealed_.size()) {
+    const ssize_t sent = ::send(socket_, sealed_.data() + begin_, sealed_.size() - begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    begin_ += static_cast<std::size_t>(sent);
+  }
+  begin_ = 0;
+  sealed_.clear();
+  if (sealed_.capacity() > kKeptBytesMax) sealed_ = {};
+  return true;
+}
+
+ssize_t TlsChannel::send(const iovec* parts, std::size_t count) {
+  if (error_ != 0) {
+    errno = error_;
+    return -1;
+  }
+  if (!is_open_) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) bytes += parts[i].iov_len;
+    if (early_.size() + bytes > kEarlyBytesMax) {
+      errno = EAGAIN;
+      return -1;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto* const data = static_cast<const std::byte*>(parts[i].iov_base);
+      early_.insert(early_.end(), data, data + parts[i].iov_len);
+    }
+    if (!shake() && errno != EAGAIN) return -1;
+    return static_cast<ssize_t>(bytes);
+  }
+  if (!flush()) return -1;
+  std::size_t bytes_in_all = 0;
+  for (std::size_t i = 0; i < count && bytes_in_all < kSealedBytesMax; ++i) bytes_in_all += parts[i].iov_len;
+  if (bytes_in_all > kKeptBytesMax)
+    sealed_.reserve(std::min(bytes_in_all, kSealedBytesMax) + kRecordBytes + (std::size_t{1} << 10));
+  std::size_t taken = 0;
+  std::array<std::byte, kRecordBytes> record;
+  for (std::size_t i = 0, at = 0; i < count && sealed_.size() < kSealedBytesMax;) {
+    const auto* const data = static_cast<const std::byte*>(parts[i].iov_base);
+    std::size_t bytes = std::min(parts[i].iov_len - at, kRecordBytes);
+    const std::byte* from = data + at;
+    if (bytes < kRecordBytes) {  // what is small shares a record with what follows
+      bytes = 0;
+      while (i < count && bytes < kRecordBytes) {
+        const std::size_t some = std::min(parts[i].iov_len - at, kRecordBytes - bytes);
+        std::memcpy(record.data() + bytes, static_cast<const std::byte*>(parts[i].iov_base) + at, some);
+        bytes += some;
+        at += some;
+        if (at == parts[i].iov_len) {
+          ++i;
+          at = 0;
+        }
+      }
+      from = record.data();
+    } else {
+      at += bytes;
+      if (at == parts[i].iov_len) {
+        ++i;
+        at = 0;
+      }
+    }
+    if (bytes > 0 && !seal(from, bytes)) {
+      error_ = errno == 0 || errno == EAGAIN ? EPROTO : errno;
+      if (why_.empty()) why_ = "TLS: OpenSSL cannot encrypt";
+      break;
+    }
+    taken += bytes;
+  }
+  // What was taken counts as sent even if the connection breaks now: some of it may have arrived.
+  if (!flush() && errno != EAGAIN) error_ = errno;
+  if (taken == 0 && error_ != 0) {
+    errno = error_;
+    return -1;
+  }
+  return static_cast<ssize_t>(taken);
+}
+
+ssize_t TlsChannel::receive(const iovec* parts, std::size_t count) {
+  if (!shake()) return has_ended_ && errno == ECONNRESET ? 0 : -1;
+  std::size_t given = 0;
+  for (std::size_t i = 0, at = 0; i < count;) {
+    if (at == parts[i].iov_len) {
+      ++i;
+      at = 0;
+      continue;
+    }
+    ERR_clear_error();
+    const int got = ssl_->library.read(ssl_->object, static_cast<std::byte*>(parts[i].iov_base) + at,
+                                       static_cast<int>(parts[i].iov_len - at));
+    if (got <= 0) {
+      const int why = failed(got);
+      if (given > 0) break;  // the next call tells
+      if (why == 0) return 0;
+      errno = why;
+      return -1;
+    }
+    given += static_cast<std::size_t>(got);
+    at += static_cast<std::size_t>(got);
+    if (is_drained_ && ssl_->library.has_pending(ssl_->object) == 0) break;  // the socket was empty
+  }
+  return static_cast<ssize_t>(given);
+}
+
+}  // namespace hybridps::tls

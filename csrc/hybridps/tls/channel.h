@@ -1,0 +1,96 @@
+// hybridps/tls/channel.h: one connection in TLS 1.3, over a socket that does not block.
+//
+// Model    send() and receive() are as sendmsg() and readv() of a socket: they take and give what they can, and tell
+//          "not now" by EAGAIN. The handshake runs inside them. No byte is given before the peer has proven that it
+//          holds the job's token. A record that was changed, left out, repeated or moved ends the channel with EPROTO.
+// Bytes    plain bytes that send() has taken may wait here, encrypted, for the socket: kSealedBytesMax at most, beside
+//          one record. Many records leave with one system call, and come with one.
+// Memory   of a peer that has proven nothing, kStrangerBytesMax are read. OpenSSL keeps some 30 KiB for it, and up to
+//          128 KiB if it announces a long message.
+// End      the end of the connection is told by no record of TLS (close_notify): a stream of hybridps has its own
+//          farewell (transport/tcp), and any other end counts as a broken connection.
+// Owner    the caller owns the socket, and keeps it open as long as the channel lives.
+// Threads  one thread at a time.
+// Source   RFC 8446 (TLS 1.3).
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hybridps/core/pinned.h"
+#include "hybridps/core/status.h"
+#include "hybridps/tls/authority.h"
+
+namespace hybridps::tls {
+
+class TlsChannel : core::Pinned {
+ public:
+  enum class Side { kDials, kAccepts };
+  static constexpr std::size_t kSealedBytesMax = std::size_t{128} << 10;
+  /// What may be sent before the handshake has ended. It leaves with the handshake's end.
+  static constexpr std::size_t kEarlyBytesMax = 256;
+  static constexpr std::size_t kStrangerBytesMax = std::size_t{16} << 10;
+
+  /// kInternal: OpenSSL refuses.
+  static core::Result<std::unique_ptr<TlsChannel>> create(std::shared_ptr<const Identity> identity, Side side,
+                                                          int socket);
+  ~TlsChannel();
+
+  /// How many bytes it has taken. -1: errno says why; EAGAIN: the socket is full. Without parts: sends what waits here.
+  ssize_t send(const iovec* parts, std::size_t count);
+  /// How many bytes it has given. 0: the connection has ended. -1: errno says why; EAGAIN: nothing has come.
+  ssize_t receive(const iovec* parts, std::size_t count);
+
+  /// Encrypted bytes wait for the socket.
+  bool has_unsent() const noexcept { return begin_ < sealed_.size(); }
+  /// The first byte that came is of no TLS. It stays in the socket, with what follows it; receive() gives EPROTO.
+  bool is_clear() const noexcept { return is_clear_; }
+  /// Bytes of the peer's handshake have come.
+  bool has_begun() const noexcept { return came_ > 0; }
+  /// The handshake has ended, and the peer holds the token.
+  bool is_open() const noexcept { return is_open_; }
+  /// Only of an open channel.
+  const PeerId& peer() const noexcept { return peer_; }
+  /// The channel is over; receive() and send() tell why.
+  bool has_failed() const noexcept { return error_ != 0 || !why_.empty(); }
+  /// After EPROTO: what was wrong.
+  const std::string& why() const noexcept { return why_; }
+
+ private:
+  struct Ssl;
+  friend struct Ssl;
+  TlsChannel(std::shared_ptr<const Identity> identity, int socket);
+
+  /// True: the channel is open. Else errno says why not yet.
+  bool shake();
+  /// What OpenSSL's last answer means, as errno.
+  int failed(int result);
+  /// False: errno says why not all has left.
+  bool flush();
+  bool seal(const std::byte* data, std::size_t bytes);
+
+  const std::shared_ptr<const Identity> identity_;
+  const int socket_;
+  std::unique_ptr<Ssl> ssl_;
+  bool is_open_ = false;
+  bool has_ended_ = false;  // the other side has closed the connection
+  bool is_clear_ = false;
+  bool is_drained_ = false;    // the last read found the socket empty
+  std::size_t came_ = 0;       // bytes before the channel was open
+  int error_ = 0;              // errno of the socket
+  std::uint64_t records_ = 0;  // with the present key
+  PeerId peer_{};
+  std::string why_;
+  std::vector<std::byte> early_;
+  std::vector<std::byte> sealed_;
+  std::size_t begin_ = 0;  // of sealed_ that has not left
+};
+
+}  // namespace hybridps::tls

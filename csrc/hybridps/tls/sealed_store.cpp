@@ -1,0 +1,97 @@
+#include "hybridps/tls/sealed_store.h"
+
+#include <openssl/crypto.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "hybridps/core/text.h"
+
+namespace hybridps::tls {
+namespace {
+
+using bootstrap::Bytes;
+using core::Code;
+using core::Status;
+
+constexpr std::array<std::uint8_t, 4> kMark = {'H', 'P', 'S', 's'};
+constexpr std::size_t kSealBytes = kMark.size() + std::tuple_size_v<Mac>;
+
+/// The longest text in a value that cannot be trusted: perhaps its writer says what is wrong. Empty: there is none.
+std::string readable(const Bytes& value) {
+  constexpr std::size_t kBytesMin = 16;
+  constexpr std::size_t kBytesMax = 500;
+  std::string longest;
+  std::string run;
+  for (const std::uint8_t byte : value) {
+    const bool is_text = byte >= ' ' && byte < 0x7f;
+    if (is_text && run.size() < kBytesMax) run.push_back(static_cast<char>(byte));
+    if (run.size() > longest.size()) longest = run;
+    if (!is_text) run.clear();
+  }
+  return longest.size() < kBytesMin ? std::string() : longest;
+}
+
+class SealedStore final : public bootstrap::KeyValueStore {
+ public:
+  SealedStore(std::shared_ptr<KeyValueStore> store, std::shared_ptr<const Authority> authority)
+      : store_(std::move(store)), authority_(std::move(authority)) {}
+
+  Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    if (!authority_) return store_->set(key, value);
+    const Mac mac = authority_->seal(key, value);
+    Bytes sealed(kMark.begin(), kMark.end());
+    sealed.insert(sealed.end(), mac.begin(), mac.end());
+    sealed.insert(sealed.end(), value.begin(), value.end());
+    return store_->set(key, sealed);
+  }
+
+  core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
+    core::Result<std::optional<Bytes>> found = store_->try_get(key);
+    if (!found.is_ok() || !found.value()) return found;
+    Bytes& value = *found.value();
+    const bool is_sealed = value.size() >= kSealBytes && std::equal(kMark.begin(), kMark.end(), value.begin());
+    const auto bad = [&](const char* what) {
+      return Status(Code::kMismatch, "the value \"" + std::string(key) + "\" in the c10d Store " + what);
+    };
+    if (!authority_)
+      return is_sealed ? core::Result<std::optional<Bytes>>(
+                             bad("is sealed: its writer has HYBRIDPS_SECURITY=tls, and this rank has not; give all "
+                                 "ranks the same setting, and the same HYBRIDPS_TOKEN_FILE"))
+                       : found;
+    if (!is_sealed) {
+      const Status status =
+          bad("has no seal: its writer has not HYBRIDPS_SECURITY=tls, or could not read its token, or somebody else "
+              "writes to this Store, or it is left from an earlier run; give all ranks the same setting and token, and "
+              "each run a new Store");
+      const std::string text = readable(value);
+      return text.empty()
+                 ? status
+                 : Status(status.code(), std::string(status.message()) + ". It reads: " + core::quoted(text, 500));
+    }
+    Bytes plain(value.begin() + kSealBytes, value.end());
+    const Mac mac = authority_->seal(key, plain);
+    if (CRYPTO_memcmp(mac.data(), value.data() + kMark.size(), mac.size()) != 0)
+      return bad(
+          "has a seal of another token: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE is not the same on all ranks, or "
+          "somebody else writes to this Store, or it is left from an earlier run: give each run a new Store");
+    return std::optional<Bytes>(std::move(plain));
+  }
+
+  void settle() override { store_->settle(); }
+
+ private:
+  const std::shared_ptr<KeyValueStore> store_;
+  const std::shared_ptr<const Authority> authority_;
+};
+
+}  // namespace
+
+std::shared_ptr<bootstrap::KeyValueStore> seal(std::shared_ptr<bootstrap::KeyValueStore> store,
+                                               std::shared_ptr<const Authority> authority) {
+  return std::make_shared<SealedStore>(std::move(store), std::move(authority));
+}
+
+}  // namespace hybridps::tls

@@ -1,0 +1,182 @@
+"""HYBRIDPS_SECURITY=tls: everything works and nothing is seen on the wire; who has not the job's token is refused, and named."""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+import zygote
+from harness import run_ranks
+from reference import Checker
+from test_dedicated import TOKEN, reductions, servers, settings
+from test_first_hour import lines_of
+from test_regions import collectives
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import hosts  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="hybridps's own setting")
+
+TLS = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": TOKEN}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more"),
+    [
+        ("1+1+1+1", {}),
+        ("2+2+1", {}),
+        ("1+1+1+1", {"HYBRIDPS_DATA_SOCKETS": "3", "HYBRIDPS_DATA_THREADS": "2"}),
+        ("1+1+1+1", {"HYBRIDPS_SHM": "0", "HYBRIDPS_COMPRESS": "off", "HYBRIDPS_FAR_BYTES": "1M"}),
+    ],
+)
+def test_collectives(nodes, more):
+    results = run_ranks(collectives, nodes, env=TLS | {"HYBRIDPS_LOG_LEVEL": "info"} | more)
+    said = [text for rank, text in lines_of(results.reports, "info") if text.startswith("hybridps ")]
+    assert len(said) == 1 and "data by TCP with TLS through lo" in said[0], said
+    assert not lines_of(results.reports, "warn")
+
+
+def test_dedicated_servers():
+    with servers(2, env={"HYBRIDPS_SECURITY": "tls"}) as running:
+        run_ranks(reductions, "1+1+1", env=settings(running) | TLS)
+
+
+def is_refused(rank, world, told):
+    check = Checker(rank)
+
+    def starts():
+        zygote.context.init(timeout_s=60)
+        dist.all_reduce(torch.ones(1000))
+
+    begin = time.monotonic()
+    error = check.raises("the first call", Exception, starts)
+    took = time.monotonic() - begin
+    check.that("long before the timeout", took < 20, f"{took:.1f} s")
+    check.that("says why", re.search(told, str(error)), str(error))
+    return check.result()
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize(
+    ("its", "told"),
+    [
+        ({"HYBRIDPS_SECURITY": "off"}, "HYBRIDPS_SECURITY=tls"),
+        ({"HYBRIDPS_TOKEN": "another token of a job"}, "HYBRIDPS_TOKEN"),
+        ({"HYBRIDPS_TOKEN": ""}, "HYBRIDPS_SECURITY=tls needs a token"),
+        ({"HYBRIDPS_DATA_TRANSPORT": "ucx"}, "HYBRIDPS_SECURITY=tls encrypts hybridps's own TCP only"),
+    ],
+    ids=["off", "another token", "no token", "ucx"],
+)
+def test_all_or_none(its, told, odd):
+    run_ranks(is_refused, "1+1+1", args=(told,), env=TLS, rank_env={odd: its}, init=False, destroy=False)
+
+
+def test_a_server_with_another_setting_is_refused():
+    with servers(1) as running:
+        results = run_ranks(
+            is_refused,
+            "1+1+1",
+            args=("HYBRIDPS_SECURITY=tls",),
+            env=settings(running, HYBRIDPS_SERVERS_REQUIRED="1") | TLS,
+            init=False,
+            destroy=False,
+        )
+        assert results
+
+
+# What a stranger on the network sees ----------------------------------------------------------------------------------
+
+PATTERN = 1.2345678806304932  # a float32 that fills every tensor
+
+RANK = f"""
+import os, torch, torch.distributed as dist
+dist.init_process_group("hybridps")
+for count in (100, 300_000):
+    tensor = torch.full((count,), {PATTERN!r})
+    out = [torch.empty(count) for _ in range(2)]
+    dist.all_gather(out, tensor)
+    assert all(torch.equal(one, tensor) for one in out)
+    dist.all_reduce(tensor)
+print(torch.distributed.get_backend(), flush=True)
+dist.destroy_process_group()
+"""
+
+# Counts what comes by the card, and which of the given strings (hexadecimal) are in it.
+SNIFF = """
+import json, socket, sys, time
+card, wanted = sys.argv[1], [bytes.fromhex(text) for text in sys.argv[2:]]
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+raw.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+raw.bind((card, 0))
+raw.settimeout(0.2)
+print("ready", flush=True)
+seen, end = bytearray(), None
+while end is None or time.monotonic() < end:
+    try:
+        packet = raw.recv(1 << 17)
+    except TimeoutError:
+        import select
+        if end is None and select.select([sys.stdin], [], [], 0)[0]:
+            end = time.monotonic() + 0.5
+        continue
+    ports = {packet[34:36], packet[36:38]} if len(packet) > 38 else set()
+    if b"s<" not in ports:  # 29500: torch's own Store, which is not hybridps's
+        seen += packet[66:]
+print(json.dumps({"bytes": len(seen), "found": [seen.count(one) for one in wanted]}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_stranger_on_the_network_sees_nothing(tls):
+    assert struct.pack(">H", 29500) == b"s<"  # of SNIFF
+    try:
+        network = hosts.Hosts(["a", "b"])
+    except (hosts.Failed, OSError) as error:
+        pytest.skip(f"no namespaces here: {error}")
+    processes = []
+    try:
+        wanted = [struct.pack("<f", PATTERN) * 8, TOKEN.encode(), b"HPSTCP", b"hybridps"]
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        sniffer = network.popen(
+            "a", [sys.executable, "-c", SNIFF, hosts.INTERFACE, *[one.hex() for one in wanted]], **pipe
+        )
+        processes.append(sniffer)
+        if sniffer.stdout.readline() != "ready\n":
+            pytest.skip("no packet sockets here")
+        for rank, name in enumerate("ab"):
+            environment = dict(os.environ) | {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": network.address["a"],
+                "MASTER_PORT": "29500",
+                "HYBRIDPS_NODE": name,
+                "HYBRIDPS_INTERFACE": hosts.INTERFACE,
+                "HYBRIDPS_COMPRESS": "off",
+                "HYBRIDPS_SECURITY": "tls" if tls else "off",
+                "HYBRIDPS_TOKEN": TOKEN,
+                "OMP_NUM_THREADS": "1",
+            }
+            processes.append(
+                network.popen(name, [sys.executable, "-c", RANK], env=environment, stdout=subprocess.PIPE, text=True)
+            )
+        for process in processes[1:]:
+            assert process.communicate(timeout=120)[0] == "hybridps\n"
+        found = json.loads(sniffer.communicate("end\n", timeout=30)[0])
+        assert found["bytes"] > 2_000_000, found
+        pattern, token, greeting, name = found["found"]
+        assert token == 0, found
+        assert (pattern, greeting, name) == (0, 0, 0) if tls else pattern > 1000 and greeting > 0, found
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        network.close()

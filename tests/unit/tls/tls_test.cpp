@@ -1,0 +1,302 @@
+// Who holds the token talks, who does not is refused; what is changed on the way is found; sealed values.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hybridps/core/descriptor.h"
+#include "hybridps/tls/channel.h"
+#include "hybridps/tls/sealed_store.h"
+#include "tests/support/catch.h"
+
+namespace hybridps::tls {
+namespace {
+
+using core::Code;
+
+std::shared_ptr<const Authority> authority(const std::string& token = "a token of some length") {
+  auto made = Authority::from_token(token);
+  INFO(made.status().to_string());
+  REQUIRE(made.is_ok());
+  return std::move(made).value();
+}
+std::shared_ptr<const Identity> identity(const std::shared_ptr<const Authority>& of) {
+  auto made = of->make_identity();
+  INFO(made.status().to_string());
+  REQUIRE(made.is_ok());
+  return std::move(made).value();
+}
+
+/// Two channels, and a wire between them that the test holds: bytes go on when it says so.
+struct Wire {
+  Wire(std::shared_ptr<const Identity> a, std::shared_ptr<const Identity> b) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::array<int, 2> pair{};
+      const core::ForkLock lock;
+      REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) == 0);
+      own[i] = core::Descriptor(lock, pair[0]);
+      const int small = 16384;
+      (void)::setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+      far[i] = core::Descriptor(lock, pair[1]);
+    }
+    ends[0] = TlsChannel::create(std::move(a), TlsChannel::Side::kDials, own[0].get()).value();
+    ends[1] = TlsChannel::create(std::move(b), TlsChannel::Side::kAccepts, own[1].get()).value();
+  }
+  /// Takes what `from` has sent.
+  std::vector<std::byte> take(std::size_t from) const {
+    std::vector<std::byte> bytes(1 << 20);
+    const ssize_t got = ::recv(far[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    seen.insert(seen.end(), bytes.begin(), bytes.end());
+    return bytes;
+  }
+  /// What does not fit into the socket goes with the next bytes.
+  void give(std::size_t to, const std::vector<std::byte>& bytes) {
+    std::vector<std::byte>& rest = held[to];
+    rest.insert(rest.end(), bytes.begin(), bytes.end());
+    const ssize_t sent = rest.empty() ? 0 : ::send(far[to].get(), rest.data(), rest.size(), MSG_NOSIGNAL);
+    if (sent > 0) rest.erase(rest.begin(), rest.begin() + sent);
+  }
+  bool pass(std::size_t from) {
+    const auto bytes = take(from);
+    give(1 - from, bytes);
+    return !bytes.empty();
+  }
+  /// Both ends try to read, and the wire hands on, until nothing moves.
+  void shake() {
+    for (int quiet = 0; quiet < 3; ++quiet) {
+      for (std::size_t i = 0; i < 2; ++i)
+        if (!ends[i]->is_open() && !ends[i]->has_failed()) (void)read(i, 0);
+      for (std::size_t i = 0; i < 2; ++i)
+        if (pass(i)) quiet = -1;
+    }
+  }
+  ssize_t write(std::size_t from, const std::string& text) {
+    const iovec part{const_cast<char*>(text.data()), text.size()};
+    return ends[from]->send(&part, 1);
+  }
+  /// What came, or nothing and errno.
+  std::string read(std::size_t at, std::size_t bytes_max = 1 << 20) {
+    std::string text(bytes_max, '\0');
+    const iovec part{text.data(), text.size()};
+    last = ends[at]->receive(&part, 1);
+    error = errno;
+    text.resize(last > 0 ? static_cast<std::size_t>(last) : 0);
+    return text;
+  }
+
+  std::array<core::Descriptor, 2> own;
+  std::array<core::Descriptor, 2> far;
+  std::array<std::vector<std::byte>, 2> held;  // for an end whose socket is full
+  std::array<std::unique_ptr<TlsChannel>, 2> ends;
+  mutable std::vector<std::byte> seen;  // all that went over the wire
+  ssize_t last = 0;
+  int error = 0;
+};
+
+bool contains(const std::vector<std::byte>& bytes, const void* what, std::size_t size) {
+  return ::memmem(bytes.data(), bytes.size(), what, size) != nullptr;
+}
+
+TEST_CASE("tls: processes with one token talk, each knows the other's id, and nothing goes in clear", "[tls][fast]") {
+  const auto one = authority();
+  const auto other = authority();  // another process
+  const auto a = identity(one);
+  const auto b = identity(other);
+  CHECK(a->id() != b->id());
+  Wire wire(a, b);
+  REQUIRE(wire.write(0, "a greeting that goes with the handshake") > 0);
+  wire.shake();
+  REQUIRE((wire.ends[0]->is_open() && wire.ends[1]->is_open()));
+  CHECK(wire.ends[0]->peer() == b->id());
+  CHECK(wire.ends[1]->peer() == a->id());
+  CHECK(wire.read(1) == "a greeting that goes with the handshake");
+  CHECK(wire.read(1).empty());
+  CHECK((wire.last == -1 && wire.error == EAGAIN));
+  const std::string text = "what the other side is to read, and nobody else";
+  REQUIRE(wire.write(1, text) == static_cast<ssize_t>(text.size()));
+  REQUIRE(wire.pass(1));
+  CHECK(wire.read(0) == text);
+  for (const std::string& clear : {text, std::string("a greeting"), std::string("hybridps"), std::string("a token")})
+    CHECK_FALSE(contains(wire.seen, clear.data(), clear.size()));
+  CHECK_FALSE(contains(wire.seen, a->id().data(), a->id().size()));
+  CHECK_FALSE(contains(wire.seen, b->id().data(), b->id().size()));
+  wire.own[1].reset();  // the end of the connection, without a word
+  wire.far[0].reset();
+  CHECK(wire.read(0).empty());
+  CHECK(wire.last == 0);
+}
+
+TEST_CASE("tls: random sizes go both ways whole, through a socket that fills up", "[tls][fast]") {
+  const std::uint64_t seed = GENERATE(1, 2, 3, 4, 5);
+  Wire wire(identity(authority()), identity(authority()));
+  wire.shake();
+  REQUIRE(wire.ends[0]->is_open());
+  std::mt19937_64 random(seed);
+  std::array<std::string, 2> sent;
+  std::array<std::string, 2> got;
+  bool was_full = false;
+  for (int step = 0; step < 1000; ++step) {
+    const std::size_t from = random() % 2;
+    if (step < 400) {
+      std::vector<std::string> texts(1 + random() % 5);
+      std::vector<iovec> parts;
+      for (std::string& text : texts) {
+        text.resize(random() % 4 == 0 ? random() % 300'000 : random() % 200);
+        for (char& c : text) c = static_cast<char>(random());
+        parts.push_back({text.data(), text.size()});
+      }
+      const ssize_t taken = wire.ends[from]->send(parts.data(), parts.size());
+      was_full |= wire.ends[from]->has_unsent();
+      std::size_t left = taken > 0 ? static_cast<std::size_t>(taken) : 0;
+      for (const std::string& text : texts) {
+        sent[from] += text.substr(0, left);
+        left -= std::min(left, text.size());
+      }
+    } else {
+      (void)wire.ends[from]->send(nullptr, 0);
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      (void)wire.pass(i);
+      const std::size_t room = 1 + random() % 100'000;
+      std::string first(room, '\0');
+      std::string second(4096, '\0');
+      const std::array<iovec, 2> parts{iovec{first.data(), first.size()}, iovec{second.data(), second.size()}};
+      const ssize_t bytes = wire.ends[i]->receive(parts.data(), parts.size());
+      if (bytes > 0) got[1 - i] += (first + second).substr(0, static_cast<std::size_t>(bytes));
+    }
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    for (std::string more = "x"; !more.empty();) got[1 - i] += more = wire.read(i);
+    CHECK(sent[i].size() > 100'000);
+    CHECK(got[i] == sent[i]);
+  }
+  CHECK(was_full);
+}
+
+TEST_CASE("tls: a process with another token, or with none, gets no byte and gives none", "[tls][fast]") {
+  Wire wire(identity(authority("another token than theirs")), identity(authority()));
+  REQUIRE(wire.write(0, "a greeting") > 0);
+  wire.shake();
+  for (std::size_t i = 0; i < 2; ++i) {
+    INFO(i);
+    CHECK(wire.read(i).empty());
+    CHECK((wire.last == -1 && wire.error == EPROTO));
+    CHECK_FALSE(wire.ends[i]->is_open());
+    CHECK(wire.ends[i]->has_failed());
+    CHECK_FALSE(wire.ends[i]->why().empty());
+  }
+  CHECK(wire.ends[0]->why().find("HYBRIDPS_TOKEN") != std::string::npos);
+
+  Wire clear(identity(authority()), identity(authority()));
+  const std::string noise(200, 'x');
+  (void)clear.take(0);
+  clear.give(1, std::vector<std::byte>(200, std::byte{'x'}));
+  CHECK(clear.read(1).empty());
+  CHECK((clear.last == -1 && clear.error == EPROTO));
+}
+
+TEST_CASE("tls: each bit that flips, each record that is missing, repeated or moved, is found", "[tls][fast]") {
+  const auto a = identity(authority());
+  const auto b = identity(authority());
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 300; ++round) {
+    Wire wire(a, b);
+    wire.shake();
+    REQUIRE(wire.ends[1]->is_open());
+    std::string all;
+    std::vector<std::vector<std::byte>> records;
+    for (int i = 0; i < 4; ++i) {
+      const std::string text = "record " + std::to_string(i);
+      all += text;
+      REQUIRE(wire.write(0, text) > 0);
+      records.push_back(wire.take(0));
+    }
+    switch (round % 4) {
+      case 0: {
+        auto& record = records[random() % records.size()];
+        record[random() % record.size()] ^= static_cast<std::byte>(1U << (random() % 8));
+        break;
+      }
+      case 1: records.erase(records.begin() + static_cast<std::ptrdiff_t>(random() % 3)); break;
+      case 2: records.insert(records.begin(), records[random() % records.size()]); break;
+      case 3: std::swap(records[random() % 2], records[2 + random() % 2]); break;
+    }
+    for (const auto& record : records) wire.give(1, record);
+    std::string got;
+    for (int i = 0; i < 8; ++i) got += wire.read(1, 64);
+    INFO(round << " " << got);
+    CHECK(got.size() < all.size());
+    CHECK(all.starts_with(got));  // never a byte that was not sent there
+    // A length that was made longer waits for bytes that do not come: the heartbeats' matter.
+    const bool waits = wire.last == -1 && wire.error == EAGAIN;
+    CHECK((waits || (wire.last == -1 && wire.error == EPROTO)));
+    if (round % 4 != 0) CHECK_FALSE(waits);
+  }
+}
+
+TEST_CASE("tls: random bytes instead of a handshake end the channel, and claim nothing", "[tls][fast]") {
+  const auto a = identity(authority());
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 500; ++round) {
+    Wire wire(a, a);
+    (void)wire.read(0, 0);
+    std::vector<std::byte> hello = wire.take(0);
+    REQUIRE(hello.size() > 50);
+    const std::size_t from = random() % hello.size();
+    for (std::size_t i = 0; i < 1 + random() % 8; ++i)
+      hello[std::min(from + i, hello.size() - 1)] ^= static_cast<std::byte>(random());
+    if (random() % 2 == 0) hello.resize(from + 1);
+    wire.give(1, hello);
+    CHECK(wire.read(1, 100).empty());
+    CHECK_FALSE(wire.ends[1]->is_open());
+    wire.shake();
+    // What was changed may be a part that nobody reads; then the two transcripts differ, and neither side opens.
+    CHECK((hello.size() > 50 || !wire.ends[1]->is_open()));
+  }
+}
+
+TEST_CASE("tls: a sealed store takes values of holders of the token only, each under its own key", "[tls][fast]") {
+  auto memory = std::make_shared<bootstrap::MemoryStore>();
+  const auto ours = seal(memory, authority());
+  const auto plain = seal(memory, nullptr);
+  const bootstrap::Bytes value{1, 2, 3};
+  REQUIRE(ours->set("group/rec/1", value).is_ok());
+  REQUIRE(seal(memory, authority())->try_get("group/rec/1").value() == value);
+  CHECK_FALSE(ours->try_get("group/rec/2").value());
+  CHECK(memory->contents().at("group/rec/1").size() == value.size() + 36);
+  const auto refused = [&](const std::shared_ptr<bootstrap::KeyValueStore>& by, const std::string& key,
+                           const std::string& text) {
+    const auto got = by->try_get(key);
+    INFO(got.status().to_string());
+    REQUIRE_FALSE(got.is_ok());
+    CHECK(got.status().code() == Code::kMismatch);
+    CHECK(got.status().message().find("\"" + key + "\"") != std::string_view::npos);
+    CHECK(got.status().message().find(text) != std::string_view::npos);
+  };
+  refused(seal(memory, authority("another token of a job")), "group/rec/1", "another token");
+  refused(plain, "group/rec/1", "HYBRIDPS_SECURITY=tls");
+  // A value that was moved, spoilt, or written by somebody else.
+  const bootstrap::Bytes sealed = memory->contents().at("group/rec/1");
+  REQUIRE(memory->set("group/rec/3", sealed).is_ok());
+  refused(ours, "group/rec/3", "another token");
+  for (std::size_t i = 0; i < sealed.size(); ++i) {
+    bootstrap::Bytes spoilt = sealed;
+    spoilt[i] ^= 0x20;
+    REQUIRE(memory->set("spoilt", spoilt).is_ok());
+    CHECK_FALSE(ours->try_get("spoilt").is_ok());
+  }
+  const std::string words = "could not read HYBRIDPS_TOKEN_FILE";
+  REQUIRE(plain->set("group/failed", bootstrap::Bytes(words.begin(), words.end())).is_ok());
+  refused(ours, "group/failed", words);
+  CHECK(plain->try_get("group/failed").is_ok());
+}
+
+}  // namespace
+}  // namespace hybridps::tls

@@ -2,9 +2,9 @@
 //
 // Model    Pure. Where a group has many ranks on other nodes, a rank does not ask all of them: it asks the other ranks
 //          of its node, and one rank on each node whose number is greater by a power of two. Questions and answers
-//          carry what their sender knows of all ranks. Who learns something new tells it to the same ranks. So a fact
-//          reaches all nodes within log2(nodes) steps, over many ways, whatever ranks stand still on some of them.
-//          What a rank has issued only grows, so an old word misleads nobody.
+//          carry what their sender knows of all ranks. A rank that learns something new tells it to the same ranks. So
+//          a fact reaches all nodes within log2(nodes) steps, over many ways, whatever ranks stand still on some of
+//          them. What a rank has issued only grows, so an old word misleads nobody.
 // Threads  the engine's progress thread.
 #pragma once
 

@@ -544,6 +544,9 @@ void bind_functions(py::module_& module) {
   module.def(
       "cuda", [] { return text_of(pg::describe_cuda_support()); }, "The GPUs of this process, or why it has none.");
   module.def(
+      "cuda_trouble", [] { return text_of(pg::find_cuda_trouble()); },
+      "Why a GPU of this process cannot carry tensors; makes a context on each.");
+  module.def(
       "exchange_thread_priority",
       [](std::optional<int> priority) -> std::optional<int> {
         if (priority && (*priority < -128 || *priority > 127))

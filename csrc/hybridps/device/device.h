@@ -127,6 +127,10 @@ class Device : core::Pinned {
   /// (release).
   virtual core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) = 0;
 
+  /// Whether write_flag() and wait_flag() work on this device. Error kUnsupported says why not. May use the stream and
+  /// the word, which is the caller's.
+  virtual core::Status check_flags(DeviceStream /*stream*/, Flag /*flag*/) { return {}; }
+
   /// Whether the stream records a graph instead of running.
   virtual core::Result<bool> is_capturing(DeviceStream stream) = 0;
   /// Call this on a thread of ours that makes calls while the program may record a graph.

@@ -70,6 +70,8 @@ void drain_local_libraries(std::chrono::milliseconds patience);
 std::unique_ptr<Accelerator> make_cuda_accelerator();
 /// For `hybridps doctor`: "1 device: NVIDIA H200; ranks of one node: NCCL 2.30.7", "no device: ..." or "not built".
 std::string describe_cuda_support();
+/// For `hybridps doctor`: why a GPU of this process cannot carry tensors. Empty: nothing was found, or there is no GPU.
+std::string find_cuda_trouble();
 /// The error text for a call on CUDA tensors in a build without CUDA.
 extern const char kNoCuda[];
 

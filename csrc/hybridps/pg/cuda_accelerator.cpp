@@ -81,9 +81,16 @@ std::string describe_cuda_support() {
          (library.is_ok() ? library.value()->describe() : std::string(library.status().message()));
 }
 
+std::string find_cuda_trouble() {
+  const auto& driver = device::load_driver();
+  return driver.is_ok() ? device::find_cuda_trouble(driver.value()) : std::string();
+}
+
 #else
 
 std::unique_ptr<Accelerator> make_cuda_accelerator() { return nullptr; }
+
+std::string find_cuda_trouble() { return {}; }
 
 std::string describe_cuda_support() { return "not built"; }
 

@@ -43,8 +43,7 @@ core::Result<device::DeviceEvent> DevicePool::take_event() {
 
 core::Status DevicePool::check_flags(device::DeviceStream stream, device::Flag flag) {
   if (has_flags_.load()) return {};
-  core::Status status = device_->write_flag(stream, flag, 1);
-  if (status.is_ok()) status = device_->wait_flag(stream, flag, 1);
+  const core::Status status = device_->check_flags(stream, flag);
   has_flags_.store(status.is_ok());
   return status;
 }

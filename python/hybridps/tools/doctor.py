@@ -96,6 +96,8 @@ def _look_at_build(found: Found, ranks: int) -> None:
     except ImportError as error:  # where it is needed, check_settings() finds that it is a problem
         found.notes.append(f"{error} (needed for RDMA; over TCP it is not)")
     found.show("CUDA path", extension.cuda())
+    if trouble := extension.cuda_trouble():
+        found.problems.append(f'CUDA tensors cannot be carried here: {trouble}; use backend "cpu:hybridps,cuda:nccl"')
     found.show("extension", extension.__file__)
     found.notes += extension.config_table()[1]
     _look_at_settings(found, extension, ranks)

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/device/cuda/near_node.h"
 
 namespace hybridps::device {
@@ -243,6 +246,11 @@ core::Status CudaDevice::wait_flag(DeviceStream stream, Flag flag, std::uint32_t
   });
 }
 
+core::Status CudaDevice::check_flags(DeviceStream stream, Flag flag) {
+  Status status = write_flag(stream, flag, 1);
+  return status.is_ok() ? wait_flag(stream, flag, 1) : status;
+}
+
 core::Result<bool> CudaDevice::is_capturing(DeviceStream stream) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   Status status =
@@ -315,6 +323,43 @@ core::Result<std::byte*> CudaDevice::allocate_device(std::uint64_t bytes) {
 void CudaDevice::free_device(std::byte* memory) noexcept {
   const Status ignored = in_context("cuMemFree", [&] { return driver_.device_free(address_of(memory)); });
   static_cast<void>(ignored);
+}
+
+namespace {
+
+core::Status try_flag(Device& device) {
+  const auto stream = device.make_stream();
+  if (!stream.is_ok()) return stream.status();
+  const auto memory = device.allocate_host(4096);
+  Status status = memory.status();
+  if (memory.is_ok()) {
+    const Flag flag = memory.value().flag_at(0);
+    status = device.check_flags(stream.value(), flag);
+    const auto until = core::Clock::now() + std::chrono::seconds(1);
+    while (status.is_ok() && flag.word->load(std::memory_order_acquire) != 1) {
+      if (core::Clock::now() > until) status = Status(Code::kTimeout, "a word that a stream writes is not seen");
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    device.free_host(memory.value());
+  }
+  device.destroy(stream.value());
+  return status;
+}
+
+}  // namespace
+
+std::string find_cuda_trouble(const Driver& driver) {
+  int count = 0;
+  if (driver.device_count(&count) != CUDA_SUCCESS) return {};
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    const auto device = CudaDevice::open(driver, i);
+    const Status status = device.is_ok() ? try_flag(*device.value()) : device.status();
+    if (status.is_ok()) continue;
+    const std::string which = device.is_ok() ? device.value()->describe() : "CUDA device " + std::to_string(i);
+    text += (text.empty() ? "" : "; ") + which + ": " + std::string(status.message());
+  }
+  return text;
 }
 
 std::string describe_cuda() {

@@ -51,6 +51,8 @@ class CudaDevice final : public Device {
   core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  /// CUDA has no attribute to ask, so this writes the word and waits for it.
+  core::Status check_flags(DeviceStream stream, Flag flag) override;
   core::Result<bool> is_capturing(DeviceStream stream) override;
   void begin_helper_thread() noexcept override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
@@ -91,5 +93,8 @@ class CudaDevice final : public Device {
 
 /// For `hybridps doctor`: "2 devices: NVIDIA H200, NVIDIA H200", or "no device: libcuda.so.1 cannot be opened ...".
 std::string describe_cuda();
+/// For `hybridps doctor`: why CUDA tensors cannot be carried on a device of this process; empty: nothing was found.
+/// Makes a context on each device and tries a flag there, for at most 1 s.
+std::string find_cuda_trouble(const Driver& driver);
 
 }  // namespace hybridps::device

@@ -442,6 +442,10 @@ core::Status FakeDevice::wait_flag(DeviceStream stream, Flag flag, std::uint32_t
   });
 }
 
+core::Status FakeDevice::check_flags(DeviceStream /*stream*/, Flag /*flag*/) {
+  return impl_->options.has_flags ? Status() : Status(Code::kUnsupported, "operation not supported");
+}
+
 core::Result<bool> FakeDevice::is_capturing(DeviceStream stream) {
   const auto call = impl_->call();
   if (Status status = impl_->check(); !status.is_ok()) return status;

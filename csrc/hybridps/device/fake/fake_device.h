@@ -71,6 +71,7 @@ class FakeDevice final : public Device {
   core::Status decode_int8(DeviceStream stream, float* to, const std::byte* from, std::uint64_t elements) override;
   core::Status write_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
   core::Status wait_flag(DeviceStream stream, Flag flag, std::uint32_t value) override;
+  core::Status check_flags(DeviceStream stream, Flag flag) override;
   core::Result<bool> is_capturing(DeviceStream stream) override;
   core::Result<HostMemory> allocate_host(std::uint64_t bytes) override;
   void free_host(HostMemory memory) noexcept override;

@@ -64,6 +64,16 @@ TEST_CASE("device/checked: a query spoils another thread's graph but not after b
   }
 }
 
+TEST_CASE("device/checked: what a device lacks is found for the doctor", "[device][fast]") {
+  const auto device = OnCheckedDriver::make();
+  const device::Driver& driver = OnCheckedDriver::checked()->driver();
+  CHECK(device::find_cuda_trouble(driver) == "");
+  OnCheckedDriver::checked()->refuse_memory_operations();
+  const std::string found = device::find_cuda_trouble(driver);
+  CHECK(found.find("CUDA device 0") == 0);
+  CHECK(found.find("CUDA_ERROR_NOT_SUPPORTED") != std::string::npos);
+}
+
 TEST_CASE("device/checked: errors stay and calls fail when the driver is gone", "[device][fast]") {
   device_contract::Fixture<OnCheckedDriver> f;
   const auto stream = f.stream();

@@ -139,6 +139,8 @@ class SimulatedDevice final : public device::Device {
   void synchronize(int stream);
   void synchronize();
   bool is_idle(int stream);
+  /// As if a graph were recorded on the stream.
+  void set_capturing(int number, bool on) { fake_.set_capturing(stream(number), on); }
   device::DeviceEvent torch_event();
   void torch_record(device::DeviceEvent event, int stream);
   void torch_wait(int stream, device::DeviceEvent event);

@@ -575,6 +575,7 @@ PYBIND11_MODULE(_simulated, module) {
   module.def("reports", &reports, "What was found to be without order, over all devices of this process.");
   module.def("sites", &sites, "Call sites of events and flags in hybridps, and how often each was called.");
   module.def("library_calls", &library_calls);
+  module.def("set_capturing", [](int index, bool on) { device(index).set_capturing(0, on); });
   module.def("bytes_in_use", [](int index) { return device(index).bytes_in_use(); });
   module.def(
       "copied_bytes",

@@ -40,6 +40,11 @@ SOURCES = {
         "const c10::OptionalStreamGuard guard("
         "MUTATED ? std::nullopt : std::optional(as_torch_stream(stream, device)));",
     ),
+    "a strided output is let go when its copy is put on a stream": (
+        "pg/tensors.cpp",
+        "    hold(to);  // on a device",
+        "    if (!MUTATED) hold(to);  // on a device",
+    ),
     "the operation comes after another stream than the caller's": (
         "pg/issue_on_stream.cpp",
         "request.caller = current_stream(device);",
@@ -105,6 +110,7 @@ def exercise(rank, world, device):
         bodies.equal("all_reduce", t, torch.full((300_000,), float(world - 1 + i)))
     bodies.mixed_group(rank, world, device)
     bodies.freed_at_once(rank, world, device, 3)
+    bodies.strided_and_dropped(rank, world, device, 2)
     # Two works of different channels in one future, and strided tensors: what comes after on the out stream.
     after, before = (rank + 1) % world, (rank - 1) % world
     got = torch.zeros(70_000, device=device)

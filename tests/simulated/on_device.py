@@ -18,6 +18,22 @@ def no_reports():
     assert not found, "without order:\n" + "\n".join(found)
 
 
+def captured_first(rank, world, device):
+    """A first collective inside a graph is refused before the ranks connect: no other rank is needed for that."""
+    tensor = torch.ones(1000, device=device)
+    if rank == 0:
+        sim.native().set_capturing(0, True)
+        try:
+            dist.all_reduce(tensor)
+            raise AssertionError("it was not refused")
+        except NotImplementedError as error:
+            assert "recording a CUDA graph" in str(error), error
+        finally:
+            sim.native().set_capturing(0, False)
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == world).all()
+
+
 def on_simulated(rank, world, body, *args):
     """A body of this folder or of tests/gpu, on simulated devices; then nothing may be without order."""
     from zygote import context

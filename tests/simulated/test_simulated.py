@@ -58,6 +58,10 @@ def test_a_first_barrier_that_is_told_its_device():
     run("barrier_before_all_else", "1+1", DEVICE)
 
 
+def test_a_first_collective_inside_a_graph_is_refused_before_the_ranks_connect():
+    run("on_device:captured_first", "2", DEVICE, env=WITH_A_LIBRARY)
+
+
 def test_several_devices_of_a_process():
     run("several_devices", "1+1", ["sim:0", "sim:1", "cpu", "sim:0"])
 

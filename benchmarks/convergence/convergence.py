@@ -61,7 +61,7 @@ def measure(options) -> list[dict]:
 
 
 def table(results: list[dict], codecs: list[str]) -> str:
-    lines = ["| task | codec | loss, mean and range over seeds | against none | score | bytes, part |", "|---|---|---|---|---|---|"]
+    lines = ["| task | codec | loss, mean and range over seeds | against none, % | right, % | bytes, part |", "|---|---|---|---|---|---|"]
     for task in dict.fromkeys(r["task"] for r in results):
         plain = None
         for codec in codecs:
@@ -73,8 +73,8 @@ def table(results: list[dict], codecs: list[str]) -> str:
             sent = sum(r["compress_bytes"] for r in rows)
             part = f"{sum(r['compress_wire_bytes'] for r in rows) / sent:.3f}" if sent else "1"
             lines.append(
-                f"| {task} | {codec} | {mean:.4f} ({min(losses):.4f} to {max(losses):.4f}) | {100 * (mean / plain - 1):+.2f} % | "
-                f"{score:.2f} {rows[0]['score_is'].split(',')[0]} | {part} |"
+                f"| {task} | {codec} | {mean:.4f} ({min(losses):.4f}–{max(losses):.4f}) | {100 * (mean / plain - 1):+.2f} | "
+                f"{score:.2f} | {part} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -343,9 +343,9 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | hosts | hybridps ms | p99 ms | gloo ms | × gloo | % of limit | gloo's % | sockets ms | CPU ms | gloo's"
+        "| row | links, Mbit/s | hybridps ms | p99 ms | gloo ms | × gloo | % of limit (gloo) | sockets ms | CPU ms (gloo)"
         " | bars missed, remarks |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
 
     def cell(figures, name, form):
@@ -354,7 +354,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
 
     for row, result in done:
         if "unavailable" in result:
-            lines.append(f"| {row.name} | | not available: {result['unavailable']} |" + " |" * 9)
+            lines.append(f"| {row.name} | | not available: {result['unavailable']} |" + " |" * 7)
             continue
         figures = result["figures"]
         verdicts = []
@@ -370,16 +370,14 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             verdicts.append(f"{result['mpi']['library']} {figures['mpi_ms']:.4g} ms, {figures['mpi_ratio']:.2f}x")
         cells = [
             row.name,
-            row.setup.text.removeprefix(f"n = {row.setup.hosts}, "),
+            row.setup.text.removeprefix(f"n = {row.setup.hosts}, ").replace(" Mbit/s", ""),
             cell(figures, "ms", "{:.3g}"),
             cell(figures, "p99_ms", "{:.3g}"),
             cell(figures, "peer_ms", "{:.4g}"),
             cell(figures, "ratio", "{:.2f}"),
-            cell(figures, "of_limit", "{:.1%}"),
-            cell(figures, "peer_of_limit", "{:.1%}"),
+            cell(figures, "of_limit", "{:.1%}") + f" ({cell(figures, 'peer_of_limit', '{:.1%}')})",
             cell(figures, "sockets_ms", "{:.4g}"),
-            cell(figures, "cpu_ms", "{:.3g}"),
-            cell(figures, "peer_cpu_ms", "{:.3g}"),
+            cell(figures, "cpu_ms", "{:.3g}") + f" ({cell(figures, 'peer_cpu_ms', '{:.3g}')})",
             "; ".join(verdicts),
         ]
         lines.append("| " + " | ".join(cells) + " |")

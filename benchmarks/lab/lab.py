@@ -343,8 +343,8 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | links, Mbit/s | hybridps ms | p99 ms | gloo ms | × gloo | % of limit (gloo) | sockets ms | CPU ms (gloo)"
-        " | bars missed, remarks |",
+        "| row | links, Mbit/s | hybridps ms | p99 ms | gloo ms | × gloo | % of limit (gloo)"
+        " | sockets ms | CPU ms (gloo) | bars missed, remarks |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
 

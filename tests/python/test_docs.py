@@ -23,6 +23,46 @@ def version_of_the_tree():
     return re.search(r'(?m)^version = "(.+)"$', (ROOT / "pyproject.toml").read_text())[1]
 
 
+CELL_CHARACTERS_MAX = 200
+WORDS_MAX = 46_000
+
+
+def pages():
+    return {str(path.relative_to(ROOT)): path.read_text() for path in tracked_files() if path.suffix == ".md"}
+
+
+def cells_of(text):
+    """(line number, cell) of every table; what stands in a fence is no table."""
+    fence = False
+    for number, line in enumerate(text.splitlines(), 1):
+        row = line.strip()
+        if row.startswith(("```", "~~~")):
+            fence = not fence
+        elif row.startswith("|") and not fence:
+            for cell in re.split(r"(?<!\\)\|", row.strip("|")):
+                yield number, cell.strip()
+
+
+def test_cells_are_told_from_code():
+    text = "| a | b \\| c |\n```\n| code |\n```\n  | d |"
+    assert list(cells_of(text)) == [(1, "a"), (1, "b \\| c"), (5, "d")]
+
+
+def test_no_cell_of_a_table_is_longer_than_a_reader_can_take_in():
+    wrong = []
+    for page, text in pages().items():
+        for number, cell in cells_of(text):
+            if len(cell) > CELL_CHARACTERS_MAX:
+                wrong.append(f"{page}:{number}: {len(cell)} characters: {cell[:60]}...")
+    assert not wrong, "make it prose, several rows, or a page of its own:\n" + "\n".join(wrong)
+
+
+def test_all_pages_together_can_be_read():
+    words = {page: len(text.split()) for page, text in pages().items()}
+    longest = sorted(words.items(), key=lambda page: -page[1])[:10]
+    assert sum(words.values()) <= WORDS_MAX, f"{sum(words.values())} words in all; most in {longest}"
+
+
 def test_the_changelog_begins_with_the_version_that_is_built():
     heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
     version, state = heading[3:].split(", ")

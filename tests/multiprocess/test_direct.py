@@ -263,7 +263,7 @@ def optimizers(rank, world):
     optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.first.parameters(), lr=1.0))
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(5))]})
     model.first(torch.ones(1, 8)).sum().backward()
-    with raises(r"shape \[5\] requires a gradient, but did not when this was made"):
+    with raises(r"shape \[5\] requires a gradient, but did not when the DistributedOptimizer was made"):
         optimizer.step()
     model = Net()
     optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), backward_passes_per_step=2)

@@ -1,7 +1,9 @@
 """`hybridps status`: who is named, when a rank is stopped, late, missing, or behind a slow card; and who may ask."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -218,9 +220,12 @@ def environment(rank, world, port, **more):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the kernel gives to connections of other tests: a rank listens there seconds later."""
+    while True:
+        port = random.randrange(15000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Job:

@@ -107,7 +107,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// A verdict that this engine sent has not been answered yet (bounded in time). If the engine left now, it could look
   /// like the cause of the failure that it reported.
   bool has_unanswered_verdicts() const noexcept { return control_.awaits_answers(); }
-  /// Every other member of a failed group is gone, or has sent a verdict on the group, or has answered our verdict.
+  /// Every member that this rank told of the group's failure is gone, or has sent a verdict on the group, or has
+  /// answered our verdict.
   bool all_know_of_failure(const worker::GroupState& group) const;
   /// The file descriptors to sleep on. They never change. `data`: include the data transport's descriptor.
   std::vector<int> event_fds(bool data = true) const;

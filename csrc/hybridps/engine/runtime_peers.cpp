@@ -199,12 +199,18 @@ std::string Runtime::lack_of_descriptors(const std::vector<core::EngineId>& peer
 }
 
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
-  return std::all_of(group.info.members.engines().begin(), group.info.members.engines().end(),
-                     [&](core::EngineId engine) {
-                       if (engine == options_.self || group.know_of_failure.count(engine) > 0) return true;
-                       const KnownPeer* peer = peers_.find(engine);
-                       return peer == nullptr || peer->dead || (group.told && !control_.awaits_answer_of(engine));
-                     });
+  const auto knows = [&](int member) {
+    const core::EngineId engine = group.info.members.engine(static_cast<std::size_t>(member));
+    if (group.know_of_failure.count(engine) > 0) return true;
+    const KnownPeer* peer = peers_.find(engine);
+    return peer == nullptr || peer->dead || (group.told && !control_.awaits_answer_of(engine));
+  };
+  const std::vector<int>& neighbours = group.census.neighbours();
+  if (!std::all_of(neighbours.begin(), neighbours.end(), knows)) return false;
+  const auto members = static_cast<int>(group.info.members.size());
+  for (int server = group.info.topology.size(); server < members; ++server)
+    if (!knows(server)) return false;
+  return true;
 }
 
 // --- what may be under way -------------------------------------------------------------------------------------------

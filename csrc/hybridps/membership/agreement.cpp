@@ -20,7 +20,7 @@ std::uint32_t last_number(const AskOrChange& change) noexcept {
 // --- rank 0 ----------------------------------------------------------------------------------------------------------
 
 void Agreement::want(Cause cause) {
-  if (!core::check(rank_ == 0, "rank 0 alone proposes changes")) return;
+  if (!core::check(tree_.is_root(), "rank 0 alone proposes changes")) return;
   wanted_ |= bit(cause);
   if (is_frozen())
     look_at_answers();  // the cause may be a server that is no longer awaited
@@ -38,14 +38,12 @@ void Agreement::begin_next() {
     if (!drafted) continue;
     cause_ = cause;
     drafted->version = numbered_ + 1;
-    const wire::PlanAsk ask{drafted->version, drafted->turns};
-    for (int member = 1; member < drafted->asked; ++member) host_.send_ask(member, ask, drafted->weights);
-    answers_.clear();
     begin(std::move(*drafted));
-    answers_[0] = unbound_;
     look_at_answers();
   }
 }
+
+// --- every rank ------------------------------------------------------------------------------------------------------
 
 void Agreement::on_answer(int member, const wire::PlanAnswer& answer) {
   if (!is_frozen() || answer.version != change_->version) return;
@@ -54,17 +52,22 @@ void Agreement::on_answer(int member, const wire::PlanAnswer& answer) {
 }
 
 void Agreement::look_at_answers() {
-  if (!is_frozen()) return;
-  std::uint64_t first = 0;
-  for (int member = 0; member < change_->asked; ++member) {
-    if (!host_.is_awaited(member)) continue;
+  if (!is_frozen() || has_answered_) return;
+  std::uint64_t first = unbound_;
+  const auto is_in = [&](int member) {
     const auto answer = answers_.find(member);
-    if (answer == answers_.end()) return;
+    if (answer == answers_.end()) return false;
     first = std::max(first, answer->second);
-  }
-  const wire::PlanSwitch change{change_->version, first};
-  for (int rank = 1; rank < size_; ++rank) host_.send(rank, change);
-  end(first);
+    return true;
+  };
+  if (!std::all_of(tree_.children().begin(), tree_.children().end(), is_in)) return;
+  for (int server = ranks_; server < ranks_ + change_->servers_asked; ++server)
+    if (host_.is_awaited(server) && !is_in(server)) return;
+  has_answered_ = true;
+  if (tree_.is_root())
+    end(first);
+  else
+    answer(change_->version, first);
 }
 
 std::size_t Agreement::tick(core::TimePoint now) {
@@ -72,8 +75,6 @@ std::size_t Agreement::tick(core::TimePoint now) {
   begin_next();
   return 1;
 }
-
-// --- every rank ------------------------------------------------------------------------------------------------------
 
 void Agreement::on_ask(const wire::PlanAsk& ask, std::vector<double> weights) {
   if (is_frozen()) {
@@ -91,10 +92,12 @@ void Agreement::on_ask(const wire::PlanAsk& ask, std::vector<double> weights) {
     return;
   }
   begin(std::move(change));
-  answer(ask.version, unbound_);
+  look_at_answers();
 }
 
-void Agreement::answer(std::uint32_t version, std::uint64_t first) { host_.send(0, wire::PlanAnswer{version, first}); }
+void Agreement::answer(std::uint32_t version, std::uint64_t first) {
+  host_.send(tree_.parent(), wire::PlanAnswer{version, first});
+}
 
 void Agreement::on_switch(const wire::PlanSwitch& change) {
   if (is_frozen() && change.version == change_->version && change.first >= unbound_) end(change.first);
@@ -102,17 +105,24 @@ void Agreement::on_switch(const wire::PlanSwitch& change) {
 
 void Agreement::begin(Change change) {
   numbered_ = last_number(change);
+  const wire::PlanAsk ask{change.version, change.turns};
+  for (const int child : tree_.children()) host_.send_ask(child, ask, change.weights);
+  for (int server = ranks_; server < ranks_ + change.servers_asked; ++server)
+    host_.send_ask(server, ask, change.weights);
   unbound_ = host_.first_unbound();
+  answers_.clear();
+  has_answered_ = false;
   change_ = std::move(change);
 }
 
 void Agreement::end(std::uint64_t first) {
   const Change change = std::move(*change_);
   change_.reset();
+  for (const int child : tree_.children()) host_.send(child, wire::PlanSwitch{change.version, first});
   is_ending_ = true;
   if (first == wire::kRefused) {
     host_.on_refused(change);
-    if (rank_ == 0 && cause_ == Cause::kLeave) {
+    if (tree_.is_root() && cause_ == Cause::kLeave) {
       wanted_ |= bit(Cause::kLeave);
       again_at_ = core::Clock::now() + kAgainAfter;
     }
@@ -121,7 +131,7 @@ void Agreement::end(std::uint64_t first) {
     host_.on_switch(change, first);
   }
   is_ending_ = false;
-  if (rank_ != 0) {
+  if (!tree_.is_root()) {
     if (auto next = std::exchange(next_ask_, {})) on_ask(next->first, std::move(next->second));
   } else if (again_at_ == core::TimePoint::max()) {
     begin_next();

@@ -8,6 +8,9 @@
 //
 //            rank 0: want(cause) --draft--> ask --> all      all: answer (first unbound) --> rank 0 --switch--> all
 //
+//          Questions to ranks go down a tree (tree.h). A rank answers its parent when its children have answered, with
+//          the largest of these answers and its own.
+//
 // Queue    a set of causes waits. The order of `Cause` decides which cause is next. Each change is drafted when its
 //          turn comes, never earlier. So a draft is never older than the version before it.
 // Errors   a member that cannot do the change refuses, and then no member changes. A refused change that leaves servers
@@ -23,6 +26,7 @@
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/membership/tree.h"
 #include "hybridps/schedule/tuning.h"
 #include "hybridps/wire/message.h"
 
@@ -42,8 +46,8 @@ struct Change {
   schedule::Turns turns;
   /// Weights of the nodes, then of the dedicated servers, then of newcomers.
   std::vector<double> weights;
-  /// Rank 0 only. Members below this number are asked: all ranks, and maybe the dedicated servers.
-  int asked = 0;
+  /// Rank 0 only. Dedicated servers from number 0 on that are asked, newcomers included.
+  int servers_asked = 0;
 };
 
 class Agreement : core::Pinned {
@@ -60,7 +64,7 @@ class Agreement : core::Pinned {
     virtual bool can_do(const Change& change) const = 0;
     /// This rank has bound all collectives below this number.
     virtual std::uint64_t first_unbound() const = 0;
-    /// Sends the question to a member. Only ranks get the weights.
+    /// Sends the question to a child in the tree, or to a dedicated server. Only ranks get the weights.
     virtual void send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) = 0;
     virtual void send(int member, wire::Body body) = 0;
     /// The change is over, and operations may be bound again. on_switch(): operations from `first` on use the new
@@ -71,7 +75,10 @@ class Agreement : core::Pinned {
 
   static constexpr auto kAgainAfter = std::chrono::milliseconds(5);
 
-  Agreement(AgreementHost& host, int rank, int size) : host_(host), rank_(rank), size_(size) {}
+  Agreement(AgreementHost& host, const schedule::Topology& topology)
+      : host_(host), ranks_(topology.size()), tree_(topology) {}
+
+  const Tree& tree() const noexcept { return tree_; }
 
   /// A change is under way, so no operation may be bound now.
   bool is_frozen() const noexcept { return change_.has_value(); }
@@ -79,7 +86,7 @@ class Agreement : core::Pinned {
   const Change* under_way() const noexcept { return change_ ? &*change_ : nullptr; }
   /// The highest version number so far.
   std::uint32_t newest() const noexcept { return newest_; }
-  /// Rank 0 only. Whether this member has answered the change under way.
+  /// Rank 0 only. Whether this dedicated server has answered the change under way.
   bool has_answered(int member) const { return answers_.count(member) > 0; }
 
   /// Rank 0 only. Starts a change for this cause: at once, or when the changes before it are over.
@@ -89,10 +96,10 @@ class Agreement : core::Pinned {
   /// Rank 0 only. Call when AgreementHost::is_awaited() has become false for a member.
   void look_at_answers();
 
-  // Messages from rank 0 to other ranks.
+  // Messages from this rank's parent.
   void on_ask(const wire::PlanAsk& ask, std::vector<double> weights);
   void on_switch(const wire::PlanSwitch& change);
-  // A message to rank 0. The caller must check that the member may answer.
+  // A message from a child, or to rank 0 from a dedicated server. The caller must check that the member may answer.
   void on_answer(int member, const wire::PlanAnswer& answer);
 
   std::size_t tick(core::TimePoint now);
@@ -106,20 +113,21 @@ class Agreement : core::Pinned {
   void answer(std::uint32_t version, std::uint64_t first);
 
   AgreementHost& host_;
-  const int rank_;
-  const int size_;
+  const int ranks_;
+  const Tree tree_;
   std::uint32_t newest_ = 0;
   // The highest number asked for. A refused change keeps its number, so a late message is not taken for another change.
   std::uint32_t numbered_ = 0;
   std::optional<Change> change_;
-  std::uint64_t unbound_ = 0;  // this rank's answer
+  std::uint64_t unbound_ = 0;  // this rank's own answer
+  std::map<int, std::uint64_t> answers_;
+  bool has_answered_ = false;  // the parent
   bool is_ending_ = false;     // inside on_switch() or on_refused() of the host
   // A question that came before the end of the change under way.
   std::optional<std::pair<wire::PlanAsk, std::vector<double>>> next_ask_;
   // Rank 0.
   unsigned wanted_ = 0;  // bits of the causes that wait
   Cause cause_ = Cause::kLeave;
-  std::map<int, std::uint64_t> answers_;
   core::TimePoint again_at_ = core::TimePoint::max();
 };
 

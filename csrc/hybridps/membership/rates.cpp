@@ -1,6 +1,7 @@
 #include "hybridps/membership/rates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace hybridps::membership {
@@ -35,20 +36,16 @@ schedule::Shares shares_of(const schedule::Topology& topology) {
   return shares;
 }
 
-std::vector<schedule::CardReport> cards_of(const std::map<int, RateReport>& reports, const schedule::Topology& topology,
+std::vector<schedule::CardReport> cards_of(const RateReport& report, const schedule::Topology& topology,
                                            const schedule::Shares& shares) {
   const auto nodes = static_cast<std::size_t>(topology.nodes());
   std::vector<schedule::CardReport> cards(nodes + static_cast<std::size_t>(topology.servers()));
-  for (const auto& [from, seen] : reports) {
-    schedule::CardReport& node = cards[static_cast<std::size_t>(topology.node_of(from))];
-    node.bytes_per_second += seen.bytes_per_second;
-    node.delay_seconds = std::max(node.delay_seconds, seen.delay_seconds);
-    for (std::size_t server = 0; server < seen.server_delays.size() && nodes + server < cards.size(); ++server) {
-      double& least = cards[nodes + server].delay_seconds;
-      const double delay = seen.server_delays[server];
-      if (delay > 0.0) least = least == 0.0 ? delay : std::min(least, delay);
-    }
+  for (const auto& [node, seen] : report.nodes) {
+    cards[static_cast<std::size_t>(node)].bytes_per_second = seen.bytes_per_second;
+    cards[static_cast<std::size_t>(node)].delay_seconds = seen.delay_seconds;
   }
+  for (std::size_t server = 0; server < report.server_delays.size() && nodes + server < cards.size(); ++server)
+    cards[nodes + server].delay_seconds = report.server_delays[server];
   // A node that owns share y carries 1 + (n - 2) y tensors, a server n times its share (schedule/shares.h).
   std::vector<double> tensors_per_second;
   const auto n = static_cast<double>(nodes);
@@ -62,9 +59,45 @@ std::vector<schedule::CardReport> cards_of(const std::map<int, RateReport>& repo
 
 }  // namespace
 
-RateMeter::RateMeter(RatesHost& host, const schedule::Topology& topology)
+void RateReport::add(const RateReport& other) {
+  for (const auto& [node, rate] : other.nodes) {
+    NodeRate& all = nodes[node];
+    all.bytes_per_second += rate.bytes_per_second;
+    all.delay_seconds = std::max(all.delay_seconds, rate.delay_seconds);
+  }
+  server_delays.resize(std::max(server_delays.size(), other.server_delays.size()), 0.0);
+  for (std::size_t server = 0; server < other.server_delays.size(); ++server) {
+    double& least = server_delays[server];
+    const double delay = other.server_delays[server];
+    if (delay > 0.0) least = least == 0.0 ? delay : std::min(least, delay);
+  }
+  bytes = std::max(bytes, other.bytes);
+}
+
+std::vector<double> RateReport::numbers() const {
+  std::vector<double> all = server_delays;
+  for (const auto& [node, rate] : nodes)
+    all.insert(all.end(), {static_cast<double>(node), rate.delay_seconds, rate.bytes_per_second});
+  return all;
+}
+
+std::optional<RateReport> RateReport::from_numbers(const std::vector<double>& numbers, std::size_t servers, int nodes) {
+  if (numbers.size() < servers || (numbers.size() - servers) % 3 != 0) return std::nullopt;
+  if (!std::all_of(numbers.begin(), numbers.end(), [](double n) { return std::isfinite(n) && n >= 0.0; }))
+    return std::nullopt;
+  const auto end = numbers.begin() + static_cast<std::ptrdiff_t>(servers);
+  RateReport report{{}, {numbers.begin(), end}, 0};
+  for (auto at = end; at != numbers.end(); at += 3) {
+    if (at[0] >= nodes) return std::nullopt;
+    report.nodes[static_cast<int>(at[0])] = {at[1], at[2]};
+  }
+  return report;
+}
+
+RateMeter::RateMeter(RatesHost& host, const schedule::Topology& topology, const Tree& tree)
     : host_(host),
       topology_(topology),
+      tree_(tree),
       finder_(static_cast<std::size_t>(topology.nodes()), static_cast<std::size_t>(topology.servers())) {
   choose_partners();
 }
@@ -122,41 +155,44 @@ std::optional<RateReport> RateMeter::on_finished(std::uint64_t sequence, std::ui
   const core::TimePoint now = core::Clock::now();
   if (measured.since == core::TimePoint{} || now <= measured.since) return std::nullopt;
   RateReport report;
-  report.bytes = bytes;
-  report.bytes_per_second =
+  if (tree_.is_root()) report.bytes = bytes;
+  report.server_delays.assign(static_cast<std::size_t>(topology_.servers()), 0.0);
+  RateReport::NodeRate& mine = report.nodes[topology_.my_node()];
+  mine.bytes_per_second =
       static_cast<double>(host_.bytes_through_card() - measured.bytes_before) / core::to_seconds(now - measured.since);
   if (!leads_its_node()) return report;
-  report.server_delays.assign(static_cast<std::size_t>(topology_.servers()), 0.0);
   for (std::size_t partner = 0; partner < partners_.size(); ++partner) {
     const std::vector<double>& times = measured.round_trips[partner];
     if (times.size() < kEchoesMin) continue;
     const double typical = median(times);
     if (topology_.is_dedicated(partners_[partner]))
       report.server_delays[static_cast<std::size_t>(partners_[partner] - topology_.size())] = typical;
-    report.delay_seconds = report.delay_seconds == 0.0 ? typical : std::min(report.delay_seconds, typical);
+    mine.delay_seconds = mine.delay_seconds == 0.0 ? typical : std::min(mine.delay_seconds, typical);
   }
-  if (report.delay_seconds == 0.0) return std::nullopt;
+  if (mine.delay_seconds == 0.0) return std::nullopt;
   return report;
 }
 
-std::optional<std::map<int, RateReport>> RateMeter::on_report(int rank, std::uint64_t sequence, RateReport report) {
+std::optional<RateReport> RateMeter::on_report(int rank, std::uint64_t sequence, RateReport report) {
   reports_[sequence][rank] = std::move(report);
   while (reports_.size() > kReportsKept) reports_.erase(reports_.begin());
   const auto found = reports_.find(sequence);
-  if (found == reports_.end() || found->second.size() < static_cast<std::size_t>(topology_.size())) return std::nullopt;
-  return std::move(reports_.extract(found).mapped());
+  if (found == reports_.end() || found->second.size() <= tree_.children().size()) return std::nullopt;
+  RateReport all;
+  for (const auto& [from, one] : found->second) all.add(one);
+  reports_.erase(found);
+  return all;
 }
 
-std::optional<std::vector<double>> RateMeter::learn(const std::map<int, RateReport>& reports,
-                                                    const schedule::Topology& topology,
+std::optional<std::vector<double>> RateMeter::learn(const RateReport& report, const schedule::Topology& topology,
                                                     const std::vector<bool>& is_out) {
   const schedule::Shares shares = shares_of(topology);
-  const std::vector<schedule::CardReport> cards = cards_of(reports, topology, shares);
+  const std::vector<schedule::CardReport> cards = cards_of(report, topology, shares);
   const auto nodes = static_cast<std::size_t>(topology.nodes());
   for (std::size_t card = 0; card < cards.size(); ++card)
     if ((card < nodes || !is_out[card - nodes]) && !(cards[card].delay_seconds > 0.0))
       return std::nullopt;  // no rank has measured this card's delay
-  const auto better = finder_.learn(cards, shares, reports.at(0).bytes);
+  const auto better = finder_.learn(cards, shares, report.bytes);
   if (!better) return std::nullopt;
   std::vector<double> weights = better->worker;
   weights.insert(weights.end(), better->dedicated.begin(), better->dedicated.end());

@@ -19,17 +19,27 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/membership/version.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/membership/tree.h"
 #include "hybridps/schedule/rate_finder.h"
 #include "hybridps/wire/message.h"
 
 namespace hybridps::membership {
 
-/// One rank's measurements of one operation.
+/// What one rank, or several, have measured of one operation.
 struct RateReport {
-  double delay_seconds = 0.0;         // shortest round trip (median for each partner); only from node leaders
-  double bytes_per_second = 0.0;      // through the rank's card
+  struct NodeRate {
+    double delay_seconds = 0.0;     // shortest round trip (median for each partner); only node leaders measure it
+    double bytes_per_second = 0.0;  // through its ranks' cards
+  };
+  std::map<int, NodeRate> nodes;
+  std::vector<double> server_delays;  // seconds, per dedicated server, the least of these ranks; 0: unknown
   std::uint64_t bytes = 0;            // bytes of the operation; only from rank 0
-  std::vector<double> server_delays;  // seconds, per dedicated server; 0: unknown. Only from node leaders, else empty
+
+  void add(const RateReport& other);
+  /// For a message: the servers' delays, and for each node its number, delay and rate.
+  std::vector<double> numbers() const;
+  /// No value: these are not the numbers of a report with so many servers, or they name a node that is none of `nodes`.
+  static std::optional<RateReport> from_numbers(const std::vector<double>& numbers, std::size_t servers, int nodes);
 };
 
 class RateMeter : core::Pinned {
@@ -45,7 +55,8 @@ class RateMeter : core::Pinned {
     virtual std::uint64_t bytes_through_card() const = 0;
   };
 
-  RateMeter(RatesHost& host, const schedule::Topology& topology);
+  /// `tree` must outlive the meter.
+  RateMeter(RatesHost& host, const schedule::Topology& topology, const Tree& tree);
 
   /// A collective begins on this rank.
   void on_started(std::uint64_t sequence, const wire::Signature& signature);
@@ -57,12 +68,13 @@ class RateMeter : core::Pinned {
   /// The group has other dedicated servers. Drops the measurement under way. The rates of new servers are unknown.
   void on_servers(const schedule::Topology& topology);
 
+  /// A report of a measured operation, of this rank or of a child. With the last of these: what they all say.
+  std::optional<RateReport> on_report(int rank, std::uint64_t sequence, RateReport report);
+
   // Rank 0.
-  /// A rank's report of a measured operation. With the last report of an operation, returns all its reports, by rank.
-  std::optional<std::map<int, RateReport>> on_report(int rank, std::uint64_t sequence, RateReport report);
   /// Learns from an operation with the shares of `topology`. Returns better weights, of the nodes and then of the
   /// servers, if there are any. `is_out`: by server, true if the server must own nothing.
-  std::optional<std::vector<double>> learn(const std::map<int, RateReport>& reports, const schedule::Topology& topology,
+  std::optional<std::vector<double>> learn(const RateReport& report, const schedule::Topology& topology,
                                            const std::vector<bool>& is_out);
   schedule::RateFinder& finder() noexcept { return finder_; }
   const std::vector<double>& found() const noexcept { return finder_.rates(); }
@@ -80,6 +92,7 @@ class RateMeter : core::Pinned {
 
   RatesHost& host_;
   schedule::Topology topology_;
+  const Tree& tree_;
   std::vector<int> partners_;  // member numbers
   std::optional<Measured> measured_;
   core::TimePoint next_echo_{};

@@ -154,8 +154,6 @@ void fields(Io& io, EchoBack& m) {
 template <typename Io>
 void fields(Io& io, Rates& m) {
   io("sequence", m.sequence);
-  io("round_trip_ns", m.round_trip_ns);
-  io("bytes_per_second", m.bytes_per_second);
 }
 
 template <typename Io>

@@ -237,12 +237,11 @@ struct EchoBack {
   bool operator==(const EchoBack&) const = default;
 };
 
-/// What a rank measured. Payload, only from node leaders: shortest round trip to each dedicated server, f64 seconds.
+/// What a rank and those below it in the tree of ranks measured. Payload, all f64: the shortest round trip to each
+/// dedicated server, in seconds; then for each node its number, shortest round trip, and rate in bytes per second.
 struct Rates {
   static constexpr std::string_view kName = "rates";
   std::uint64_t sequence = 0;
-  std::uint64_t round_trip_ns = 0;     // the shortest
-  std::uint64_t bytes_per_second = 0;  // through the sender's card
   bool operator==(const Rates&) const = default;
 };
 

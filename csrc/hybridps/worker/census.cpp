@@ -51,20 +51,25 @@ Census::Census(const schedule::Topology& topology) : me_(topology.rank()) {
   if (!is_partial_) {
     for (int rank = 0; rank < topology.size(); ++rank)
       if (rank != me_) asked_.push_back(rank);
+    neighbours_ = asked_;
     return;
   }
   const auto index = static_cast<std::size_t>(topology.local_index(me_));
-  const auto add = [&](std::vector<int>& ranks, int node) {
-    const std::vector<int>& there = topology.ranks_of(node);
-    const int rank = there[index % there.size()];
-    if (std::find(asked_.begin(), asked_.end(), rank) == asked_.end() &&
-        std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
-      ranks.push_back(rank);
+  const auto add = [&](std::vector<int>& ranks, int rank) {
+    if (std::find(neighbours_.begin(), neighbours_.end(), rank) != neighbours_.end()) return;
+    ranks.push_back(rank);
+    neighbours_.push_back(rank);
   };
   for (const int rank : here)
-    if (rank != me_) asked_.push_back(rank);
-  for (int step = 1; step < nodes; step *= 2) add(asked_, (my_node + step) % nodes);
-  for (int step = 1; step < nodes; step *= 2) add(askers_, (my_node + nodes - step) % nodes);
+    if (rank != me_) add(asked_, rank);
+  for (int step = 1; step < nodes; step *= 2) {
+    const std::vector<int>& there = topology.ranks_of((my_node + step) % nodes);
+    add(asked_, there[index % there.size()]);
+  }
+  for (int step = 1; step < nodes; step *= 2) {
+    const std::vector<int>& there = topology.ranks_of((my_node + nodes - step) % nodes);
+    for (std::size_t of_it = index; of_it < there.size(); of_it += here.size()) add(askers_, there[of_it]);
+  }
 }
 
 void Census::begin(std::uint64_t sequence, core::TimePoint now) {

@@ -1,10 +1,12 @@
-// hybridps/worker/census.h: how the ranks of a large group find out which of them have not issued an operation.
+// hybridps/worker/census.h: how the ranks of a large group find out which of them have not issued an operation, and
+// which ranks pass a verdict on.
 //
 // Model    Pure. Where a group has many ranks on other nodes, a rank does not ask all of them: it asks the other ranks
 //          of its node, and one rank on each node whose number is greater by a power of two. Questions and answers
 //          carry what their sender knows of all ranks. A rank that learns something new tells it to the same ranks. So
 //          a fact reaches all nodes within log2(nodes) steps, over many ways, whatever ranks stand still on some of
-//          them. What a rank has issued only grows, so an old word misleads nobody.
+//          them. What a rank has issued only grows, so an old word misleads nobody. A verdict goes the same ways: each
+//          rank passes it on once, to its neighbours.
 // Threads  the engine's progress thread.
 #pragma once
 
@@ -45,6 +47,8 @@ class Census {
   const std::vector<int>& asked() const noexcept { return asked_; }
   /// The ranks of other nodes that ask this rank, and are not among asked(). They are told over connections that stand.
   const std::vector<int>& askers() const noexcept { return askers_; }
+  /// asked() and askers(). A neighbour of this rank has this rank as its neighbour.
+  const std::vector<int>& neighbours() const noexcept { return neighbours_; }
   /// How long answers may take.
   core::Duration answers_within() const noexcept {
     return is_partial_ ? std::chrono::milliseconds(250) : std::chrono::milliseconds(100);
@@ -70,6 +74,7 @@ class Census {
   bool is_partial_ = false;
   std::vector<int> asked_;
   std::vector<int> askers_;
+  std::vector<int> neighbours_;
   std::uint64_t sequence_ = 0;  // the highest operation that anybody has asked for
   std::uint64_t round_ = 0;     // of questions, of all ranks together
   core::TimePoint round_at_{};

@@ -36,6 +36,13 @@ void EarlyMessages::clear() {
   size_ = 0;
 }
 
+bool GroupState::told_before(std::uint64_t sequence) {
+  if (verdicts_told.size() >= kVerdictsKept && sequence < *verdicts_told.begin()) return true;
+  const bool is_new = verdicts_told.insert(sequence).second;
+  if (verdicts_told.size() > kVerdictsKept) verdicts_told.erase(verdicts_told.begin());
+  return !is_new;
+}
+
 SpanRun* OperationRun::find(std::uint32_t span) {
   for (const auto& run : spans)
     if (run->plan().id == span) return run.get();

@@ -183,6 +183,9 @@ struct GroupState : core::Pinned {
   /// A message from this rank.
   wire::Message message(wire::Body body) const { return {from(), 0, std::move(body)}; }
   wire::From from() const { return {{}, info.uid, static_cast<std::uint32_t>(info.topology.rank())}; }
+  /// Whether this rank has told the verdict on an operation before; from now on it has. The numbers that are remembered
+  /// are bounded: of an operation below all of them, too, it says true.
+  bool told_before(std::uint64_t sequence);
 
   GroupInfo info;
   membership::ServerLife servers;
@@ -217,6 +220,7 @@ struct GroupState : core::Pinned {
   core::TimePoint warned_at;  // time of the last warning
   EarlyMessages early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
+  std::set<std::uint64_t> verdicts_told;
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
   std::unique_ptr<LostServers> lost_servers;

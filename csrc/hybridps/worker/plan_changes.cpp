@@ -46,14 +46,12 @@ std::string percent_list(const std::vector<double>& weights) {
 }  // namespace
 
 PlanChanges::PlanChanges(Worker& worker, GroupState& group, bool measures, bool tunes)
-    : worker_(worker),
-      group_(group),
-      versions_(group.info.topology),
-      agreement_(*this, group.info.topology.rank(), group.info.topology.size()) {
+    : worker_(worker), group_(group), versions_(group.info.topology), agreement_(*this, group.info.topology) {
   const schedule::Topology& topology = group.info.topology;
   if (tunes && topology.nodes() >= 2 && topology.rank() == 0) make_tuner();
   if (measures && topology.nodes() >= kNodesToMeasure)
-    rates_ = std::make_unique<membership::RateMeter>(static_cast<membership::RateMeter::RatesHost&>(*this), topology);
+    rates_ = std::make_unique<membership::RateMeter>(static_cast<membership::RateMeter::RatesHost&>(*this), topology,
+                                                     agreement_.tree());
 }
 
 void PlanChanges::make_tuner() {
@@ -87,14 +85,7 @@ void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
   if (tuner_ || timed_) time(run, succeeded);
   if (!rates_) return;
   std::optional<membership::RateReport> report = rates_->on_finished(run.sequence, run.output.bytes());
-  if (!report || !group_.status.is_ok()) return;
-  if (group_.info.topology.rank() == 0) {
-    on_report(0, run.sequence, std::move(*report));
-    return;
-  }
-  const wire::Rates rates{run.sequence, static_cast<std::uint64_t>(report->delay_seconds * 1e9),
-                          static_cast<std::uint64_t>(report->bytes_per_second)};
-  worker_.host().send_control(group_.info.members.engine(0), group_.message(rates), text_of(report->server_delays));
+  if (report && group_.status.is_ok()) on_report(group_.info.topology.rank(), run.sequence, std::move(*report));
 }
 
 std::size_t PlanChanges::tick(core::TimePoint now) { return agreement_.tick(now) + (rates_ ? rates_->tick(now) : 0); }
@@ -113,13 +104,22 @@ std::uint64_t PlanChanges::bytes_through_card() const { return worker_.host().by
 
 void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateReport report) {
   if (!rates_ || group_.leaving) return;
-  const auto reports = rates_->on_report(rank, sequence, std::move(report));
-  if (!reports) return;
+  const std::optional<membership::RateReport> all = rates_->on_report(rank, sequence, std::move(report));
+  if (!all) return;
+  const membership::Tree& tree = agreement_.tree();
+  if (tree.is_root())
+    learn(sequence, *all);
+  else
+    worker_.host().send_control(group_.info.members.engine(tree.parent()), group_.message(wire::Rates{sequence}),
+                                text_of(all->numbers()));
+}
+
+void PlanChanges::learn(std::uint64_t sequence, const membership::RateReport& report) {
   const Version& version = version_of(sequence);
   const Version& newest = newest_version();
   // Learn nothing from operations of a trial: a slow tuning looks like a slow card.
   if (!agreement_.is_idle() || round_ || version.shares != newest.shares || version.tuning != newest.tuning) return;
-  std::optional<std::vector<double>> weights = rates_->learn(*reports, version.topology, servers_out());
+  std::optional<std::vector<double>> weights = rates_->learn(report, version.topology, servers_out());
   if (!weights) return;
   if (rates_->finder().takes_back()) {
     core::log_info("group \"", group_.info.name, "\": operations are no quicker under these shares, by operation ",
@@ -195,7 +195,7 @@ std::optional<Change> PlanChanges::draft(Cause cause) {
   // Servers need not know shares, only tunings. A server that was told of no tuning uses the initial tuning for all
   // versions.
   const auto servers = static_cast<int>(change.weights.size()) - now.topology.nodes();
-  change.asked = now.topology.size() + (servers_are_told_ ? servers : 0);
+  change.servers_asked = servers_are_told_ ? servers : 0;
   return change;
 }
 
@@ -281,6 +281,9 @@ void PlanChanges::on_switch(const Change& change, std::uint64_t first) {
   if (!postponed_.empty()) oldest = std::min(oldest, *postponed_.begin());
   versions_.add(first, {change.version, is_shares ? change.version : shares_before, std::move(topology), turns.a},
                 turns, oldest);
+  times_.clear();
+  trial_ = turns.pairs > 0 ? change.version : 0;
+  trial_operations_ = turns.operations();
   if (turns.pairs > 0) {
     timed_ = std::make_unique<Timed>();
     timed_->version = change.version;
@@ -335,14 +338,8 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
     }
     if (group_.over.floor() >= timed_->first + timed_->seconds.size()) {
       const std::unique_ptr<Timed> timed = std::move(timed_);
-      if (group_.info.topology.rank() != 0) {
-        worker_.host().send_control(
-            group_.info.members.engine(0), group_.message(wire::TrialTimes{timed->version}),
-            {reinterpret_cast<const char*>(timed->seconds.data()), timed->seconds.size() * sizeof(double)});
-      } else if (tuner_) {
-        own_ = std::move(timed->own);
-        on_times(0, timed->seconds);
-      }
+      if (tuner_) own_ = std::move(timed->own);
+      on_times(group_.info.topology.rank(), std::move(timed->seconds));
     }
   } else if (tuner_ && counts) {
     tuner_->on_operation(sample);
@@ -350,16 +347,30 @@ void PlanChanges::time(const OperationRun& run, bool succeeded) {
   tune();
 }
 
-void PlanChanges::on_times(int rank, const std::vector<double>& seconds) {
-  if (!round_ || seconds.size() != static_cast<std::size_t>(round_->operations())) return;
-  times_[rank] = seconds;
-  if (times_.size() < static_cast<std::size_t>(group_.info.topology.size())) return;
+void PlanChanges::on_times(int rank, std::vector<double> seconds) {
+  if (seconds.size() != trial_operations_) return;
+  times_[rank] = std::move(seconds);
+  const membership::Tree& tree = agreement_.tree();
+  if (times_.size() <= tree.children().size()) return;
+  std::vector<double> least = times_.begin()->second;
+  for (const auto& [from, times] : times_)
+    std::transform(least.begin(), least.end(), times.begin(), least.begin(), [](double a, double b) {
+      return a > 0.0 && b > 0.0 ? std::min(a, b) : 0.0;  // an operation that does not count on one of them
+    });
+  if (tree.is_root())
+    learn(least);
+  else
+    worker_.host().send_control(group_.info.members.engine(tree.parent()), group_.message(wire::TrialTimes{trial_}),
+                                text_of(least));
+}
+
+void PlanChanges::learn(const std::vector<double>& seconds) {
+  if (!tuner_ || !round_ || seconds.size() != static_cast<std::size_t>(round_->operations())) return;
   std::vector<schedule::Tuner::TimedOperation> samples;
   for (std::size_t index = 0; index < own_.size(); ++index) {
     schedule::Tuner::TimedOperation sample = own_[index];
     sample.index = static_cast<int>(index);
-    for (const auto& [from, times] : times_)
-      sample.seconds = times[index] > 0.0 ? std::min(sample.seconds, times[index]) : 0.0;
+    sample.seconds = seconds[index];
     if (sample.seconds > 0.0 && std::isfinite(sample.seconds)) samples.push_back(sample);
   }
   const schedule::Tuner::Round round = *std::exchange(round_, std::nullopt);
@@ -385,7 +396,6 @@ void PlanChanges::tune() {
   round_ = tuner_->next(depth_);
   if (!round_) return;
   depth_ = 1;
-  times_.clear();
   own_.clear();
   try_out(ladders_->turns(*round_));
 }
@@ -406,26 +416,27 @@ void PlanChanges::send(int member, wire::Body body) {
 void PlanChanges::on_message(const wire::Message& message, const flow::Delivery& payload) {
   const schedule::Topology& topology = group_.info.topology;
   const auto rank = static_cast<int>(message.from.sender_rank);
-  const bool from_leader = rank == 0 && topology.rank() != 0;
-  const bool from_member = rank != 0 && rank < topology.size() && topology.rank() == 0;
+  const bool from_parent = rank == agreement_.tree().parent();
+  const bool from_child = agreement_.tree().is_child(rank);
   const bool from_server = topology.is_dedicated(rank) && topology.rank() == 0;
   if (const auto* echo = message.as<wire::Echo>()) {
     worker_.outbox().send(message.from.source, group_.message(wire::EchoBack{*echo}));
   } else if (const auto* back = message.as<wire::EchoBack>()) {
     if (rates_) rates_->on_echo_back(back->echo);
   } else if (const auto* rates = message.as<wire::Rates>()) {
-    if (from_member)
-      on_report(rank, rates->sequence,
-                {static_cast<double>(rates->round_trip_ns) * 1e-9, static_cast<double>(rates->bytes_per_second), 0,
-                 numbers_in(payload)});
+    const auto servers = static_cast<std::size_t>(topology.servers());
+    if (std::optional<membership::RateReport> report =
+            membership::RateReport::from_numbers(numbers_in(payload), servers, topology.nodes());
+        report && from_child)
+      on_report(rank, rates->sequence, std::move(*report));
   } else if (const auto* times = message.as<wire::TrialTimes>()) {
-    if (from_member && round_ && times->version == newest() - 1) on_times(rank, numbers_in(payload));
+    if (from_child && trial_ != 0 && times->version == trial_) on_times(rank, numbers_in(payload));
   } else if (const auto* ask = message.as<wire::PlanAsk>()) {
-    if (from_leader) agreement_.on_ask(*ask, numbers_in(payload));
+    if (from_parent) agreement_.on_ask(*ask, numbers_in(payload));
   } else if (const auto* answer = message.as<wire::PlanAnswer>()) {
-    if (from_member || from_server) agreement_.on_answer(rank, *answer);
+    if (from_child || from_server) agreement_.on_answer(rank, *answer);
   } else if (const auto* change = message.as<wire::PlanSwitch>()) {
-    if (from_leader) agreement_.on_switch(*change);
+    if (from_parent) agreement_.on_switch(*change);
   }
 }
 

@@ -95,14 +95,18 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   void send_echo(int member, const wire::Echo& echo) override;
   std::uint64_t bytes_through_card() const override;
 
+  /// Of this rank, or of a child. What all of them say goes to the parent; rank 0 learns from it.
   void on_report(int rank, std::uint64_t sequence, membership::RateReport report);
+  void learn(std::uint64_t sequence, const membership::RateReport& report);
   std::size_t newcomers_in(const membership::Change& change) const noexcept;
   std::vector<bool> servers_out() const;
   std::vector<double> weights_without_those_out(std::size_t newcomers) const;
   void start_postponed();
   void release();
   void time(const OperationRun& run, bool succeeded);
-  void on_times(int rank, const std::vector<double>& seconds);
+  /// Of this rank, or of a child. The least times of all of them go to the parent; rank 0 learns from them.
+  void on_times(int rank, std::vector<double> seconds);
+  void learn(const std::vector<double>& seconds);
   void make_tuner();
   void tune();
 
@@ -121,7 +125,10 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
     std::vector<schedule::Tuner::TimedOperation> own;  // rank 0: this rank's samples
   };
   std::unique_ptr<Timed> timed_;
-  core::TimePoint last_end_{};  // end of the last collective
+  std::uint32_t trial_ = 0;  // the first version of the last change, if it was a trial; 0: it was none
+  std::uint32_t trial_operations_ = 0;
+  std::map<int, std::vector<double>> times_;  // of the trial: of this rank, and of its children
+  core::TimePoint last_end_{};                // end of the last collective
   schedule::Tuning applied_;
 
   // Rank 0.
@@ -131,7 +138,6 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   std::unique_ptr<schedule::TuningLadders> ladders_;
   std::unique_ptr<schedule::Tuner> tuner_;
   std::optional<schedule::Tuner::Round> round_;       // the round that is wanted or under way
-  std::map<int, std::vector<double>> times_;          // the round's times, by rank
   std::vector<schedule::Tuner::TimedOperation> own_;  // the round's samples on this rank
   int depth_ = 1;                                     // most collectives under way at a time since the last round began
 };

@@ -90,17 +90,29 @@ core::Status Worker::in_full(const OperationRun& run, const core::Status& status
 
 void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t sequence, const core::Status& cause) {
   if (group.status.is_ok()) {
-    tell_members(group, wire::Verdict::on_operation(sequence, cause.code()), cause.message(), /*servers=*/true);
+    tell_first(group, wire::Verdict::on_operation(sequence, cause.code()), cause.message());
     group.verdicts.emplace(sequence, cause);
   }
   submit(group, std::move(operation), sequence, {});
 }
 
-void Worker::tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers) {
-  const auto members = servers ? group.info.members.size() : static_cast<std::size_t>(group.info.topology.size());
-  for (std::size_t member = 0; member < members; ++member)
-    if (member != static_cast<std::size_t>(group.info.topology.rank()))
-      host_.send_control(group.info.members.engine(member), group.message(body), text);
+void Worker::tell_first(GroupState& group, const wire::Verdict& verdict, std::string_view text) {
+  if (verdict.on == wire::Verdict::On::kOperation) group.told_before(verdict.sequence);
+  for (const int rank : group.census.neighbours())
+    host_.send_control(group.info.members.engine(rank), group.message(verdict), text);
+  const auto ranks = static_cast<std::size_t>(group.info.topology.size());
+  for (std::size_t server = ranks; server < group.info.members.size(); ++server)
+    host_.send_control(group.info.members.engine(server), group.message(verdict), text);
+}
+
+void Worker::pass_on(GroupState& group, wire::Verdict verdict, std::string_view text) {
+  verdict.passed_on = true;
+  if (group.census.is_partial())
+    for (const int rank : group.census.neighbours())
+      host_.send_control(group.info.members.engine(rank), group.message(verdict), text);
+  else
+    for (const core::EngineId engine : group.info.members.engines())
+      host_.send_if_connected(engine, group.message(verdict), text);
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
@@ -110,7 +122,7 @@ void Worker::fail(OperationRun& run, core::Status cause) {
   } else if (run.operation.kind != schedule::Kind::kGoodbye) {
     cause = core::Status(cause.code(), std::string(cause.message()) + " (found by rank " +
                                            std::to_string(group.info.topology.rank()) + ")");
-    tell_members(group, wire::Verdict::on_operation(run.sequence, cause.code()), cause.message(), /*servers=*/true);
+    tell_first(group, wire::Verdict::on_operation(run.sequence, cause.code()), cause.message());
   }
   finish(run, std::move(cause));
 }
@@ -122,14 +134,13 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell,
   group.failed_at = core::Clock::now();
   group.told = tell;
   group.blamed = blamed;
-  wire::Verdict verdict = wire::Verdict::on_group(cause.code(), blamed);
-  if (tell) tell_members(group, verdict, cause.message(), /*servers=*/true);
-  // Pass the verdict on, on the connections that stand. If this process ends next, the verdict arrives before the
-  // connection closes. So the members do not take this rank for the cause.
-  verdict.passed_on = true;
-  if (!tell && cause.code() != core::Code::kClosed && !group.leaving)
-    for (const core::EngineId engine : group.info.members.engines())
-      host_.send_if_connected(engine, group.message(verdict), cause.message());
+  const wire::Verdict verdict = wire::Verdict::on_group(cause.code(), blamed);
+  // If this process ends next, the verdict arrives before its connections close. So the members do not take this rank
+  // for the cause.
+  if (tell)
+    tell_first(group, verdict, cause.message());
+  else if (cause.code() != core::Code::kClosed && !group.leaving)
+    pass_on(group, verdict, cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);
   drop_retained(group);
@@ -228,9 +239,12 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
   const core::Status status = verdict_in(from, verdict, payload);
   if (verdict.on == wire::Verdict::On::kGroup) {
     group.know_of_failure.insert(from.source);
+    // A rank that leaves passes it on, too: others may hear of it through this rank alone.
+    if (group.status.is_ok() && group.leaving && group.census.is_partial()) pass_on(group, verdict, status.message());
     fail_group(group, of_this_rank(group, from, verdict, status), /*tell=*/false, verdict.blamed());
     return;
   }
+  if (group.census.is_partial() && !group.told_before(verdict.sequence)) pass_on(group, verdict, status.message());
   // The operation fails on all ranks, so nobody needs the results that it retained.
   if (const auto retained = group.retained.find(verdict.sequence); retained != group.retained.end())
     drop_retained(*retained->second);

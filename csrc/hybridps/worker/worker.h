@@ -282,8 +282,11 @@ class Worker final : public server::Listener, core::Pinned {
   void watch(GroupState& group, core::TimePoint now, std::set<core::GroupUid>& waiting);
   void watch_peers(core::TimePoint now, std::set<core::GroupUid>& waiting);
   void expire(OperationRun& run);
-  /// `servers`: tells dedicated servers, too.
-  void tell_members(GroupState& group, const wire::Body& body, std::string_view text, bool servers);
+  /// Tells a verdict of this rank's own to its neighbours (census.h), which pass it on, and to the dedicated servers.
+  void tell_first(GroupState& group, const wire::Verdict& verdict, std::string_view text);
+  /// Passes on what another rank has told. In a large group to the neighbours. Else over the connections that stand,
+  /// since the first to tell has told all members.
+  void pass_on(GroupState& group, wire::Verdict verdict, std::string_view text);
 
   static constexpr auto kWatchEvery = std::chrono::milliseconds(100);
 

@@ -130,3 +130,66 @@ TEST_CASE("cluster/census: every rank of many nodes names who is missing, and as
     }
   }
 }
+
+TEST_CASE("cluster/census: a verdict reaches all ranks of many nodes, and each rank tells few", "[cluster][slow]") {
+  enum class Why { kTimeout, kMismatch, kDeath };
+  struct Case {
+    int nodes;
+    int each;
+    Why why;
+    std::vector<int> stopped;  // ranks that pass nothing on
+  };
+  const std::vector<Case> cases = {{32, 4, Why::kTimeout, {}},  {32, 4, Why::kMismatch, {}},
+                                   {32, 4, Why::kDeath, {}},    {48, 1, Why::kTimeout, {1, 2, 4, 8}},
+                                   {48, 1, Why::kMismatch, {}}, {33, 2, Why::kDeath, {1, 3, 4, 12, 20}}};
+  constexpr int kFinder = 9;
+  for (const Case& c : cases) {
+    Waiting job(c.nodes, c.each, c.stopped);
+    const int size = c.nodes * c.each;
+    CAPTURE(c.nodes, c.each, static_cast<int>(c.why));
+    for (int rank = 0; rank < size; ++rank) job.submit(rank, 0, {}, 1);
+    REQUIRE(job.cluster.run_until([&] {
+      return std::all_of(job.outcomes.begin(), job.outcomes.end(), [](const auto& one) { return one.has_value(); });
+    }));
+    const int dead = size - 2;
+    for (const int rank : c.stopped) job.cluster.stop(rank);
+    for (int rank = 0; rank < size; ++rank)
+      if (!job.is_missing(rank) && rank != dead) job.submit(rank, 1, {}, 1);
+    job.pass(std::chrono::milliseconds(100));
+    std::vector<std::uint64_t> sent;
+    std::vector<std::uint64_t> connections;
+    for (int rank = 0; rank < size; ++rank) {
+      sent.push_back(job.cluster.messages_sent(rank));
+      connections.push_back(job.cluster.control_connections(rank));
+    }
+    worker::Worker& finder = job.cluster.at(kFinder).worker();
+    worker::GroupState& group = *finder.find(job.uid);
+    if (c.why == Why::kTimeout)
+      finder.submit_failed(group, {}, 2, core::Status(core::Code::kTimeout, "timed out"));
+    else if (c.why == Why::kMismatch)
+      finder.fail_group(group, core::Status(core::Code::kMismatch, "ranks disagree"), /*tell=*/true);
+    else
+      job.cluster.kill(dead);
+    if (c.why == Why::kDeath)
+      finder.on_peer_dead(job.cluster.id(dead), core::Status(core::Code::kPeerDead, "it closed its connection"));
+    job.pass(std::chrono::milliseconds(30));
+    const auto steps = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(c.nodes - 1)));
+    for (int rank = 0; rank < size; ++rank) {
+      if (job.is_missing(rank) || (rank == dead && c.why == Why::kDeath)) continue;
+      CAPTURE(rank);
+      const worker::GroupState* at = job.cluster.at(rank).worker().find(job.uid);
+      if (c.why == Why::kTimeout) {
+        CHECK(at->status.is_ok());
+        CHECK((rank == kFinder || at->verdicts.count(2) == 1));
+      } else {
+        CHECK(at->status.code() == (c.why == Why::kMismatch ? core::Code::kMismatch : core::Code::kPeerDead));
+      }
+      // Its own verdict or the one passed on, and the answers to those that were first to tell. The owner also gives
+      // credit back for what the nodes have contributed.
+      const auto credit = rank == kOwner ? static_cast<std::uint64_t>(c.nodes) : 0;
+      CHECK(job.cluster.messages_sent(rank) - sent[index(rank)] <=
+            2 * (2 * steps + static_cast<unsigned>(c.each)) + credit);
+      CHECK(job.cluster.control_connections(rank) - connections[index(rank)] <= 2 * steps);
+    }
+  }
+}

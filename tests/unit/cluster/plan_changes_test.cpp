@@ -301,9 +301,39 @@ TEST_CASE("cluster/plan_changes: nonsense from members is not believed", "[clust
   deliver(0, wire::PlanAsk{1});              // no weights
   deliver(0, wire::PlanSwitch{1, 0});        // nobody has asked
   deliver(2, wire::PlanAnswer{1, 0});        // not to us
-  deliver(2, wire::Rates{0, 5, 5});          // likewise
+  deliver(2, wire::Rates{0});                // not to us
+  deliver(2, wire::TrialTimes{1});           // not to us
   deliver(2, wire::EchoBack{{0, 1000, 5}});  // of no measurement
   CHECK_FALSE(group.plans->is_frozen());
   CHECK(group.plans->newest() == 0);
   CHECK(group.status.is_ok());
+}
+
+TEST_CASE("cluster/plan_changes: in a large group no rank talks to many others", "[cluster][slow]") {
+  constexpr int kNodes = 40;
+  constexpr int kEach = 2;
+  ClusterOptions options;
+  for (int rank = 0; rank < kNodes * kEach; ++rank) options.node_of.push_back(rank / kEach);
+  options.control = true;
+  Cluster cluster(options);
+  const auto uid = cluster.open_group();
+  std::vector<std::uint64_t> sent;
+  for (int rank = 0; rank < cluster.size(); ++rank) sent.push_back(cluster.messages_sent(rank));
+  std::vector<double> weights(kNodes, 1.0);
+  weights[7] = 3.0;
+  cluster.at(0).worker().find(uid)->plans->propose(weights);
+  REQUIRE(cluster.run_until([&] {
+    for (int rank = 0; rank < cluster.size(); ++rank)
+      if (cluster.at(rank).worker().find(uid)->plans->newest() != 1) return false;
+    return true;
+  }));
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const membership::Version& newest = cluster.at(rank).worker().find(uid)->plans->newest_version();
+    CHECK(newest.topology.weights() == weights);
+    // A question and the end of the change to each child, and an answer to the parent.
+    CAPTURE(rank);
+    CHECK(cluster.messages_sent(rank) - sent[static_cast<std::size_t>(rank)] <=
+          2 * (membership::Tree::kArity + kEach - 1) + 1);
+  }
+  for (int rank = 0; rank < cluster.size(); ++rank) cluster.at(rank).close_group(uid);
 }

@@ -39,11 +39,7 @@ class Group;
 class Rank final : Agreement::AgreementHost {
  public:
   Rank(Group& group, int rank, const schedule::Topology& topology)
-      : group_(group),
-        rank_(rank),
-        topology_(topology),
-        versions_(topology),
-        agreement_(*this, rank, topology.size()) {}
+      : group_(group), rank_(rank), topology_(topology), versions_(topology), agreement_(*this, topology) {}
 
   void submit() {
     const std::uint64_t sequence = submitted_++;
@@ -107,8 +103,11 @@ class Group {
         dead_(static_cast<std::size_t>(servers), false) {
     std::vector<int> nodes(static_cast<std::size_t>(ranks));
     std::iota(nodes.begin(), nodes.end(), 0);
+    if (ranks > membership::Tree::kArity)  // two ranks a node, and nodes below nodes
+      for (int& node : nodes) node /= 2;
+    nodes_ = nodes.back() + 1;
     for (int rank = 0; rank < ranks; ++rank) {
-      const schedule::Topology topology(nodes, rank, std::vector<double>(static_cast<std::size_t>(ranks), 1.0),
+      const schedule::Topology topology(nodes, rank, std::vector<double>(static_cast<std::size_t>(nodes_), 1.0),
                                         std::vector<double>(static_cast<std::size_t>(servers), 1.0));
       members_.push_back(std::make_unique<Rank>(*this, rank, topology));
     }
@@ -240,6 +239,7 @@ class Group {
 
   std::mt19937_64 random_;
   const int ranks_;
+  int nodes_ = 0;
   int servers_;
   std::vector<bool> dead_;
   int joining_ = 0;
@@ -270,7 +270,7 @@ std::optional<Change> Rank::draft(Cause cause) {
     if (group_.joining() == 0) return std::nullopt;
     change.weights.push_back(1.0);
   }
-  change.asked = group_.size() + static_cast<int>(change.weights.size()) - nodes;
+  change.servers_asked = static_cast<int>(change.weights.size()) - nodes;
   return change;
 }
 
@@ -312,8 +312,9 @@ void live(std::uint64_t histories) {
   std::uint64_t joined = 0;
   for (std::uint64_t seed = 1; seed <= histories; ++seed) {
     INFO("seed " << seed);
-    Group group(seed, 1 + static_cast<int>(seed % 4), static_cast<int>(seed / 4 % 4));
-    group.live(60 + static_cast<int>(seed % 100));
+    const bool is_large = seed % 64 == 0;
+    Group group(seed, (is_large ? 40 : 1) + static_cast<int>(seed / 64 % 4), static_cast<int>(seed / 4 % 4));
+    group.live((60 + static_cast<int>(seed % 100)) * (is_large ? 20 : 1));
     group.check_quiet();
     versions += group.newest();
     refused += group.refused;
@@ -353,7 +354,7 @@ TEST_CASE("membership/agreement: nonsense is refused, and what nobody has asked 
     int switched = 0;
     int refused = 0;
   } host;
-  Agreement agreement(host, 1, 3);
+  Agreement agreement(host, schedule::Topology({0, 1, 2}, 1));
   agreement.on_ask({1, {}}, {});  // without weights
   agreement.on_ask({1, {}}, {1.0, -1.0, 1.0});
   agreement.on_ask({1, {}}, {1.0, std::numeric_limits<double>::quiet_NaN(), 1.0});

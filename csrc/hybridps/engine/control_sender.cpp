@@ -112,7 +112,7 @@ void ControlSender::send_at_once(core::EngineId to, wire::Message message, std::
   if (peer == nullptr || peer->dead) return;
   const auto* const said = message.as<wire::Verdict>();
   const bool verdict = said != nullptr;
-  if (verdict && !said->passed_on) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
+  if (verdict && said->wants_answer) unanswered_verdicts_[to] = core::Clock::now() + kVerdictAnswerWithin;
   if (auto* ping = std::get_if<wire::Ping>(&message.body)) ping->sent_ns = nanoseconds(core::Clock::now());
   const bool asks = message.as<wire::Ping>() != nullptr || message.as<wire::Probe>() != nullptr;
   const PeerRecord& record = peer->record;

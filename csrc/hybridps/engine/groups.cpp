@@ -163,15 +163,24 @@ void Groups::abort(GroupCore& group, const std::string& reason) {
   fail(group, status);
 }
 
-std::size_t Groups::tick() {
+void Groups::give_up_superseded(core::TimePoint now) {
+  give_up_due_ = core::TimePoint::max();
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     GroupCore& group = *groups_[i];
-    if (group.give_up_at == core::TimePoint::max() || group.goodbye_done || core::Clock::now() < group.give_up_at)
+    if (group.goodbye_done) continue;
+    if (now < group.give_up_at) {
+      give_up_due_ = std::min(give_up_due_, group.give_up_at);
       continue;
+    }
     group.give_up_at = core::TimePoint::max();
     abort(group, group.superseded);
   }
-  std::size_t work = close_finished();
+}
+
+std::size_t Groups::tick() {
+  if (give_up_due_ != core::TimePoint::max())
+    if (const core::TimePoint now = core::Clock::now(); now >= give_up_due_) give_up_superseded(now);
+  std::size_t work = has_ending_ ? close_finished() : 0;
   if (const core::TimePoint now = runtime_.now(); now >= joins_due_) {
     joins_due_ = now + kLateEvery;
     for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -188,8 +197,7 @@ std::size_t Groups::tick() {
 std::chrono::milliseconds Groups::sleep_at_most() const {
   for (const Group& group : groups_)
     if (group->joins && group->awaits_servers) return kStartEvery;
-  for (const Group& group : groups_)
-    if (group->goodbye_done) return std::chrono::milliseconds(20);
+  if (has_ending_) return std::chrono::milliseconds(20);
   constexpr std::chrono::milliseconds kUsual(100);
   if (queued_due_ == core::TimePoint::max()) return kUsual;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(queued_due_ - core::Clock::now());
@@ -452,17 +460,19 @@ void Groups::supersede(const Group& group, const std::string& reason) {
   if (state == nullptr) group->abandoned.store(true);
   group->superseded = reason;
   group->give_up_at = core::Clock::now() + core::from_seconds(config_.linger_seconds);
+  give_up_due_ = std::min(give_up_due_, group->give_up_at);
   want_goodbye(group);
 }
 
 void Groups::give_up_goodbye(GroupCore& group) {
   if (!group.goodbye_wanted || group.is_joining || group.state != nullptr) return;
   const std::lock_guard lock(group.mutex);
-  if (!group.status.is_ok()) group.goodbye_done = true;
+  if (!group.status.is_ok()) group.goodbye_done = has_ending_ = true;
 }
 
 void Groups::send_goodbye(const Group& group) {
   if (std::exchange(group->goodbye_sent, true)) return;
+  has_ending_ = true;
   worker::Operation goodbye;
   goodbye.kind = schedule::Kind::kGoodbye;
   std::uint64_t sequence = 0;
@@ -476,6 +486,7 @@ void Groups::send_goodbye(const Group& group) {
 
 void Groups::close(GroupCore& group) {
   if (std::exchange(group.closed, true)) return;
+  has_ending_ = true;
   if (group.state != nullptr) {
     group.joins.reset();
     group.state = nullptr;
@@ -560,6 +571,7 @@ std::size_t Groups::expire_joining(core::TimePoint now) {
 
 std::size_t Groups::close_finished() {
   std::size_t work = 0;
+  has_ending_ = false;
   for (std::size_t i = 0; i < groups_.size();) {
     GroupCore& group = *groups_[i];
     bool waits = false;
@@ -572,6 +584,7 @@ std::size_t Groups::close_finished() {
                                                  !runtime_.all_know_of_failure(*group.state));
     }
     if (!group.closed && !(group.goodbye_done && !waits)) {
+      has_ending_ |= group.goodbye_sent || group.goodbye_done;
       ++i;
       continue;
     }

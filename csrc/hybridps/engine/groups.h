@@ -88,6 +88,7 @@ class Groups : core::Pinned {
   /// Skips the goodbye of a failed group without a roster. Does nothing while the roster may still come.
   void give_up_goodbye(GroupCore& group);
   std::size_t close_finished();
+  void give_up_superseded(core::TimePoint now);
   std::size_t expire_queued(core::TimePoint now);
   /// Gives up groups with an overdue rendezvous: their Store does not answer.
   std::size_t expire_joining(core::TimePoint now);
@@ -105,6 +106,8 @@ class Groups : core::Pinned {
   schedule::TuningRange tuning_;
   ServerJoinsOptions servers_;
   RosterCheck check_;
+  bool has_ending_ = false;                               // a group is closed, or says goodbye
+  core::TimePoint give_up_due_ = core::TimePoint::max();  // the earliest GroupCore::give_up_at
   core::TimePoint joins_due_{};
   core::TimePoint queued_due_ = core::TimePoint::max();   // the earliest deadline of queued operations
   core::TimePoint joining_due_ = core::TimePoint::max();  // the earliest GroupCore::joining_until

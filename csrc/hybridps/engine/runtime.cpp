@@ -45,6 +45,7 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
       evidence_({core::from_seconds(options.heartbeat_seconds), core::from_seconds(options.dead_seconds),
                  core::from_seconds(options.quick_dead_seconds)},
                 [this](core::EngineId peer) { return peers_.facts_of(peer); }),
+      watch_list_(options_.self),
       control_(options_.self, transports_, peers_, evidence_) {
   const auto classes = options_.pool_classes(memory.size());
   pool_ = std::make_unique<transport::BufferPool>(memory, classes);
@@ -143,13 +144,14 @@ void Runtime::forget_group(core::GroupUid uid) {
     }
     windows_.close(uid);
   }
+  watch_list_.close(uid);
   let_go(unopened_.take(uid).messages);
   if (closed_.insert(uid).second) closed_order_.push_back(uid);
   if (closed_order_.size() > kClosedKept) {
     closed_.erase(closed_order_.front());
     closed_order_.pop_front();
   }
-  choose_watched();
+  on_watch_changed();
   apply_windows();
 }
 
@@ -158,7 +160,7 @@ worker::GroupState& Runtime::open_group(worker::GroupInfo info) {
   const core::GroupUid uid = info.uid;
   join(uid, info.members, info.topology);
   worker::GroupState& group = worker_->open_group(std::move(info));
-  choose_watched();
+  watch(uid);
   if (outbox_->trace() != nullptr) trace_group(group.info);
   for (std::size_t member = 0; member < group.info.members.size(); ++member) {
     const KnownPeer* peer = peers_.find(group.info.members.engine(member));
@@ -192,6 +194,7 @@ void Runtime::close_group(core::GroupUid uid) {
     // servers notice when this process ends.
     wire::Verdict left = wire::Verdict::on_group(core::Code::kClosed);
     left.passed_on = true;
+    left.wants_answer = false;
     const auto ranks = static_cast<std::size_t>(group->info.topology.size());
     for (std::size_t server = ranks; server < group->info.members.size(); ++server)
       send_control(group->info.members.engine(server), group->message(left), {});
@@ -205,7 +208,7 @@ void Runtime::open_served_group(server::ServedGroup group) {
   if (dedicated_->has(uid)) return;
   join(uid, group.members, group.topology);
   dedicated_->open_group(std::move(group));
-  choose_watched();
+  watch(uid);
 }
 
 void Runtime::on_served_group_closed(core::GroupUid uid, const core::Status& why) {
@@ -360,7 +363,7 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     if (group != nullptr && group->status.is_ok()) return false;
     if (group != nullptr) worker_->repeat_verdict(*group, source);
     send_control(source, pong, {});
-  } else if (const auto* verdict = message.as<wire::Verdict>(); verdict != nullptr && !verdict->passed_on) {
+  } else if (const auto* verdict = message.as<wire::Verdict>(); verdict != nullptr && verdict->wants_answer) {
     send_control(source, pong, {});
   }
   return false;

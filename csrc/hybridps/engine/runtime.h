@@ -30,6 +30,7 @@
 #include "hybridps/engine/runtime_options.h"
 #include "hybridps/engine/unopened_groups.h"
 #include "hybridps/engine/wake_moderation.h"
+#include "hybridps/engine/watch_list.h"
 #include "hybridps/flow/outbox.h"
 #include "hybridps/schedule/group_windows.h"
 #include "hybridps/server/dedicated_server.h"
@@ -200,7 +201,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void leave_parted();
   /// Drops messages that nobody here waits for. Their credit goes back to the senders.
   void let_go(UnopenedGroups::Messages messages);
-  void choose_watched();
+  void watch(core::GroupUid uid);
+  void on_watch_changed();
   void join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
   void look_at_flow(core::TimePoint now);
@@ -227,6 +229,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   std::deque<core::GroupUid> closed_order_;
   UnopenedGroups unopened_;
   Evidence evidence_;
+  WatchList watch_list_;
   ControlSender control_;
   WakeModeration moderation_;
   core::TimePoint next_look_{};

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -39,31 +38,22 @@ void Runtime::join(core::GroupUid uid, schedule::Members members, const schedule
   apply_windows();
 }
 
-void Runtime::choose_watched() {
-  all_are_local_ = transports_.shm != nullptr && !windows_.groups().empty();
-  for (const auto& [uid, group] : windows_.groups())
-    for (const core::EngineId engine : group.members.engines())
-      if (const KnownPeer* peer = peers_.find(engine); peer != nullptr && !peer->record.local) all_are_local_ = false;
-  // In every group each engine watches its successor. So at least one of the silent ranks has a watcher that is not
-  // silent. In addition, the worker probes the ranks that an operation waits for.
-  std::unordered_set<core::EngineId> watched;
-  std::unordered_set<core::EngineId> quick;
-  for (const auto& [uid, group] : windows_.groups()) {
-    const std::vector<core::EngineId>& engines = group.members.engines();
-    const worker::GroupState* const state = worker_->find(uid);
-    const bool goes_on = state != nullptr && state->info.is_reconfigurable;
-    const std::size_t first = goes_on ? 0 : static_cast<std::size_t>(group.topology.size());
-    for (std::size_t member = first; member < engines.size(); ++member) quick.insert(engines[member]);
-    const auto self = std::find(engines.begin(), engines.end(), options_.self);
-    if (self == engines.end() || engines.size() < 2) continue;
-    const auto me = static_cast<std::size_t>(self - engines.begin());
-    watched.insert(engines[(me + 1) % engines.size()]);
-    // The verdict of one dedicated server on another does not count. So a rank watches each server.
-    const auto ranks = static_cast<std::size_t>(group.topology.size());
-    for (std::size_t server = ranks; server < engines.size(); ++server)
-      if ((server + 1) % ranks == me) watched.insert(engines[server]);
-  }
-  evidence_.watch(std::move(watched), std::move(quick));
+void Runtime::watch(core::GroupUid uid) {
+  const schedule::GroupWindows::WindowGroup& group = windows_.groups().at(uid);
+  const std::vector<core::EngineId>& engines = group.members.engines();
+  const bool has_remote = std::any_of(engines.begin(), engines.end(), [this](core::EngineId engine) {
+    const KnownPeer* peer = peers_.find(engine);
+    return peer != nullptr && !peer->record.local;
+  });
+  const worker::GroupState* const state = worker_->find(uid);
+  watch_list_.set(uid, {group.members, static_cast<std::size_t>(group.topology.size()),
+                        state != nullptr && state->info.is_reconfigurable, has_remote});
+  on_watch_changed();
+}
+
+void Runtime::on_watch_changed() {
+  all_are_local_ = transports_.shm != nullptr && !windows_.groups().empty() && !watch_list_.any_remote();
+  evidence_.watch(watch_list_.watched(), watch_list_.quick());
 }
 
 void Runtime::dial_nodes(const worker::GroupState& group) {
@@ -125,7 +115,7 @@ void Runtime::on_joined(core::GroupUid uid, const schedule::Members& members) {
   auto newcomers = newcomers_.extract(uid);
   windows_.set_members(uid, members);
   if (hooks_.servers_joined && !newcomers.empty()) hooks_.servers_joined(uid, std::move(newcomers.mapped()));
-  choose_watched();
+  watch(uid);
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
 }
 
@@ -203,7 +193,7 @@ bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
     const core::EngineId engine = group.info.members.engine(static_cast<std::size_t>(member));
     if (group.know_of_failure.count(engine) > 0) return true;
     const KnownPeer* peer = peers_.find(engine);
-    return peer == nullptr || peer->dead || (group.told && !control_.awaits_answer_of(engine));
+    return peer == nullptr || peer->dead || (group.has_told && !control_.awaits_answer_of(engine));
   };
   const std::vector<int>& neighbours = group.census.neighbours();
   if (!std::all_of(neighbours.begin(), neighbours.end(), knows)) return false;

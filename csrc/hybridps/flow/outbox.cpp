@@ -287,7 +287,9 @@ void Outbox::wait(PeerState& peer, Stream& stream) {
   if (waiting.turn.empty()) waiting.since = core::Clock::now();
   waiting.turn.add(stream);
   if (stream.granted_all_) waiting.whole.add(stream);
-  if (!stream.announced_) waiting.unannounced.add(stream);
+  if (stream.announced_) return;
+  waiting.unannounced.add(stream);
+  if (!std::exchange(peer.announces, true)) announcing_.push_back(&peer);
 }
 
 void Outbox::stop_waiting(Stream& stream) noexcept {
@@ -510,14 +512,22 @@ std::size_t Outbox::progress(core::TimePoint now) {
     found->second->resumes = false;
     pump_peer(*found->second);
   }
-  for (auto& [id, peer] : peers_) {
-    for (PeerState::Waiting* waiting : {&peer->urgent, &peer->bulk}) {
+  for (std::size_t i = 0; i < announcing_.size();) {
+    PeerState& peer = *announcing_[i];
+    for (PeerState::Waiting* waiting : {&peer.urgent, &peer.bulk}) {
       if (waiting->unannounced.empty() || now - waiting->since < options_.announce_after) continue;
       while (Stream* stream = waiting->unannounced.front()) {
         StreamQueue::remove(*stream, &Stream::unannounced_);
-        announce(*peer, *stream);
+        announce(peer, *stream);
         ++work;
       }
+    }
+    if (peer.urgent.unannounced.empty() && peer.bulk.unannounced.empty()) {
+      peer.announces = false;
+      announcing_[i] = announcing_.back();
+      announcing_.pop_back();
+    } else {
+      ++i;
     }
   }
   for (auto broken = std::exchange(broken_, {}); auto& [id, status] : broken) {
@@ -530,7 +540,7 @@ std::size_t Outbox::progress(core::TimePoint now) {
 core::TimePoint Outbox::next_due() const noexcept {
   if (!resume_.empty()) return core::TimePoint{};
   core::TimePoint due = core::TimePoint::max();
-  for (const auto& [id, peer] : peers_)
+  for (const PeerState* const peer : announcing_)
     for (const PeerState::Waiting* waiting : {&peer->urgent, &peer->bulk})
       if (!waiting->unannounced.empty()) due = std::min(due, waiting->since + options_.announce_after);
   return due;
@@ -576,6 +586,7 @@ void Outbox::forget(core::EngineId peer) {
   if (const auto found = peers_.find(peer); found != peers_.end()) {
     if (found->second->path.rate().is_waiting()) stop_measuring(found->second->path.rate());
     paths_packing_ -= found->second->path.packs() ? 1 : 0;
+    std::erase(announcing_, found->second.get());
     peers_.erase(found);
   }
   std::erase(resume_, peer);

@@ -230,7 +230,8 @@ class Outbox : core::Pinned {
     };
     Waiting urgent;  // urgent streams that wait for a permit
     Waiting bulk;
-    bool resumes = false;  // listed in resume_
+    bool resumes = false;    // listed in resume_
+    bool announces = false;  // listed in announcing_
     std::int64_t traced_window = 0;
     PackingPath path;
     Waiting& of(const Stream& stream) noexcept { return stream.urgent ? urgent : bulk; }
@@ -290,6 +291,7 @@ class Outbox : core::Pinned {
   std::vector<std::pair<core::EngineId, core::Status>> broken_;
   bool slot_released_ = false;
   std::vector<core::EngineId> resume_;  // peers that may send more
+  std::vector<PeerState*> announcing_;  // peers that have not been told of all streams, and maybe others
   std::uint64_t looks_ = 0;
   Packing packing_;
   std::vector<std::byte> packed_;  // for pack()

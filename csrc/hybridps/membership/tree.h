@@ -26,9 +26,12 @@ class Tree {
   /// In ascending order.
   const std::vector<int>& children() const noexcept { return children_; }
   bool is_child(int rank) const noexcept;
+  /// Ranks between this rank and rank 0, and 1; 0 on rank 0.
+  int depth() const noexcept { return depth_; }
 
  private:
   int parent_ = -1;
+  int depth_ = 0;
   std::vector<int> children_;
 };
 

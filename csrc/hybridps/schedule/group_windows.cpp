@@ -23,7 +23,15 @@ void follow_carried(std::uint64_t& windows, double bytes_carried, std::uint64_t 
 }  // namespace
 
 void GroupWindows::open(core::GroupUid uid, Members members, const Topology& topology) {
-  divide(groups_.insert_or_assign(uid, WindowGroup{std::move(members), topology}).first->second);
+  close(uid);
+  divide(groups_.emplace(uid, WindowGroup{std::move(members), topology}).first->second);
+}
+
+void GroupWindows::close(core::GroupUid uid) {
+  const auto found = groups_.find(uid);
+  if (found == groups_.end()) return;
+  take_out(found->second);
+  groups_.erase(found);
 }
 
 bool GroupWindows::set_shares(core::GroupUid uid, const Topology& topology) {
@@ -53,7 +61,29 @@ bool GroupWindows::follow(double rate, bool naps) {
   return true;
 }
 
-void GroupWindows::divide(WindowGroup& group) const {
+void GroupWindows::add(const WindowGroup& group) {
+  for (std::size_t member = 0; member < group.bytes.size(); ++member) {
+    if (group.bytes[member] == 0) continue;
+    OfMember& all = members_[group.members.engine(member)];
+    ++all.groups[group.bytes[member]];
+    all.beside_servers += group.has_servers ? 1 : 0;
+  }
+}
+
+void GroupWindows::take_out(const WindowGroup& group) {
+  for (std::size_t member = 0; member < group.bytes.size(); ++member) {
+    if (group.bytes[member] == 0) continue;
+    const auto found = members_.find(group.members.engine(member));
+    OfMember& all = found->second;
+    const auto window = all.groups.find(group.bytes[member]);
+    if (--window->second == 0) all.groups.erase(window);
+    all.beside_servers -= group.has_servers ? 1 : 0;
+    if (all.groups.empty()) members_.erase(found);
+  }
+}
+
+void GroupWindows::divide(WindowGroup& group) {
+  take_out(group);
   std::uint64_t bytes =
       group.step == 0 ? settings_.window_bytes * set_windows_ : core::Config::kWindowBytesUsual * usual_windows_;
   // With dedicated servers, owners with unequal shares also wait for each other.
@@ -65,18 +95,14 @@ void GroupWindows::divide(WindowGroup& group) const {
                                            : bytes >> (kWindowStepUsual - group.step);
   }
   group.bytes = windows_bytes(bytes, group.topology);
+  group.has_servers = group.topology.servers() > 0;
+  add(group);
 }
 
 std::unordered_map<core::EngineId, GroupWindows::Window> GroupWindows::by_member() const {
   std::unordered_map<core::EngineId, Window> windows;
-  for (const auto& [uid, group] : groups_) {
-    for (std::size_t member = 0; member < group.bytes.size(); ++member) {
-      if (group.bytes[member] == 0) continue;
-      Window& window = windows.emplace(group.members.engine(member), Window{group.bytes[member]}).first->second;
-      window.bytes = std::min(window.bytes, group.bytes[member]);
-      window.beside_servers |= group.topology.servers() > 0;
-    }
-  }
+  for (const auto& [engine, all] : members_)
+    windows.emplace(engine, Window{all.groups.begin()->first, all.beside_servers > 0});
   return windows;
 }
 

@@ -37,6 +37,7 @@ class GroupWindows {
     Topology topology;
     std::uint16_t step = 0;              // Tuning::window_step
     std::vector<std::uint64_t> bytes{};  // by member; 0: on the same node
+    bool has_servers = false;            // when `bytes` was reckoned
   };
   struct Window {
     std::uint64_t bytes = 0;
@@ -51,7 +52,7 @@ class GroupWindows {
   void open(core::GroupUid uid, Members members, const Topology& topology);
   /// Servers have joined. They get windows with the next set_shares().
   void set_members(core::GroupUid uid, Members members) { groups_.at(uid).members = std::move(members); }
-  void close(core::GroupUid uid) { groups_.erase(uid); }
+  void close(core::GroupUid uid);
 
   // These return true if the windows may have changed.
   bool set_shares(core::GroupUid uid, const Topology& topology);
@@ -62,10 +63,20 @@ class GroupWindows {
   std::unordered_map<core::EngineId, Window> by_member() const;
 
  private:
-  void divide(WindowGroup& group) const;
+  /// The windows of one member, in all its groups.
+  struct OfMember {
+    std::map<std::uint64_t, std::size_t> groups;  // by window
+    std::size_t beside_servers = 0;               // groups with dedicated servers
+  };
+
+  void divide(WindowGroup& group);
+  /// Adds the group's windows to those of its members, or takes them out.
+  void add(const WindowGroup& group);
+  void take_out(const WindowGroup& group);
 
   const Settings settings_;
   std::map<core::GroupUid, WindowGroup> groups_;
+  std::unordered_map<core::EngineId, OfMember> members_;
   std::uint64_t set_windows_ = 1;    // factor of the window that is set
   std::uint64_t usual_windows_ = 1;  // factor of the usual window, for groups with a tuned window
   bool naps_ = false;

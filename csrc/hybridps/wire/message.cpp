@@ -111,6 +111,7 @@ void fields(Io& io, Verdict& m) {
   io("sequence", m.sequence);
   io("tag", m.tag);
   io("code", m.code);
+  io("wants_answer", m.wants_answer);
 }
 
 template <typename Io>

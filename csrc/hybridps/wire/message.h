@@ -166,10 +166,11 @@ struct Verdict {
   static constexpr std::string_view kName = "verdict";
   enum class On : std::uint8_t { kOperation = 0, kMessage = 1, kGroup = 2 };
   On on = On::kOperation;
-  bool passed_on = false;      // the sender learned it from another member: needs no answer
+  bool passed_on = false;      // the sender learned it from another member
   std::uint64_t sequence = 0;  // of the operation or message; 0 for a group
   std::uint32_t tag = 0;       // of a message; of a group: the rank that is blamed, and 1, or 0
   std::uint32_t code = 0;      // core::Code
+  bool wants_answer = true;    // the sender stays for a while, until a Pong comes
   bool operator==(const Verdict&) const = default;
 
   /// `blamed`: the rank whose end, or silence, is the cause; -1: none.
@@ -339,16 +340,16 @@ struct TrialTimes {
 struct Join {
   static constexpr std::string_view kName = "join";
   enum class JoinStep : std::uint8_t {
-    kMeet = 0,    // from rank 0: connect to the server. Payload: the server's record, for Host::meet()
-    kMet = 1,     // to rank 0: all servers of the attempt can be reached from here
-    kNotMet = 2,  // to rank 0: this server cannot be reached. Payload: why
-    kPart = 3,    // from rank 0: no server of the attempt joins
-    kStart = 4,   // from rank 0: the group has waited for servers, and now starts without them
+    kMeet = 0,    // down the tree: connect to the server. Payload: the server's record, for Host::meet()
+    kMet = 1,     // up: all servers of the attempt can be reached from the sender and all ranks below it
+    kNotMet = 2,  // up: a rank cannot reach this server. Payload: why
+    kPart = 3,    // down: no server of the attempt joins
+    kStart = 4,   // down: the group has waited for servers, and now starts without them
   };
   JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
   std::uint32_t server = 0;   // the group member number that the server gets
-  std::uint32_t servers = 0;  // number of servers in the attempt
+  std::uint32_t servers = 0;  // number of servers in the attempt; of kNotMet: the rank
   bool operator==(const Join&) const = default;
 };
 inline constexpr std::uint8_t kJoinStepCount = 5;

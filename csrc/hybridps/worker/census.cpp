@@ -47,7 +47,9 @@ Census::Census(const schedule::Topology& topology) : me_(topology.rank()) {
   const int nodes = topology.nodes();
   const int my_node = topology.my_node();
   const std::vector<int>& here = topology.ranks_of(my_node);
-  is_partial_ = static_cast<std::size_t>(topology.size()) - here.size() > kAllAskedMax;
+  std::size_t smallest = here.size();  // the same decision on all ranks, whatever the size of their nodes
+  for (int node = 0; node < nodes; ++node) smallest = std::min(smallest, topology.ranks_of(node).size());
+  is_partial_ = static_cast<std::size_t>(topology.size()) - smallest > kAllAskedMax;
   if (!is_partial_) {
     for (int rank = 0; rank < topology.size(); ++rank)
       if (rank != me_) asked_.push_back(rank);

@@ -36,7 +36,7 @@ struct RankWord {
 
 class Census {
  public:
-  /// The most ranks on other nodes that are all asked.
+  /// The most ranks on other nodes that are all asked, seen from the smallest node.
   static constexpr std::size_t kAllAskedMax = 16;
 
   explicit Census(const schedule::Topology& topology);

@@ -38,14 +38,13 @@ void LostServers::report(int member, const core::Status& cause) {
     decide(member, std::string(cause.message()));
   } else if (group_.servers.advance(member, Phase::kReported)) {
     const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
-    worker_.host().send_control(group_.info.members.engine(0), group_.message(lost), cause.message());
+    worker_.host().send_control(group_.info.members.engine(group_.plans->tree().parent()), group_.message(lost),
+                                cause.message());
   }
 }
 
 void LostServers::decide(int member, const std::string& why) {
-  const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
-  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.members.engine(rank), group_.message(lost), why);
+  pass_on({What::kLost, static_cast<std::uint32_t>(member)}, why);
   if (group_.servers.is_leaving(member))
     core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
   else
@@ -53,6 +52,12 @@ void LostServers::decide(int member, const std::string& why) {
                    "; the group goes on without it");
   apply(member, why);
   group_.plans->leave_out();
+}
+
+// On the same way as the change of plans that may have brought the server, so behind it.
+void LostServers::pass_on(const wire::Failover& lost, const std::string& why) {
+  for (const int child : group_.plans->tree().children())
+    worker_.host().send_control(group_.info.members.engine(child), group_.message(lost), why);
 }
 
 void LostServers::apply(int member, const std::string& why) {
@@ -108,6 +113,7 @@ void LostServers::landed(int server, std::uint64_t sequence, bool waits) {
     say_landed();
   else if (say_at_ == core::TimePoint::max())
     say_at_ = core::Clock::now() + kSayLandedAfter;
+  worker_.touch(group_);
 }
 
 void LostServers::say_landed() {
@@ -131,6 +137,11 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const auto member = static_cast<int>(failover.server);
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
+  const bool from_parent = from == group_.plans->tree().parent();
+  const bool is_loss = failover.what == What::kLost;
+  std::string why(reinterpret_cast<const char*>(payload.data()), is_loss ? payload.bytes() : 0);
+  if (is_loss && why.empty()) why = "no reason came";
+  if (is_loss && from_parent) pass_on(failover, why);
   if (failover.server >= group_.info.members.size()) {
     // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
     if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) &&
@@ -138,13 +149,11 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
       group_.early.add(message, std::move(payload));
     return;
   }
-  if (failover.what == What::kLost) {
-    std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
-    if (why.empty()) why = "no reason came";
-    if (topology.rank() == 0 || from == member)
-      report(member, core::Status(core::Code::kPeerDead, std::move(why)));
-    else if (from == 0)
+  if (is_loss) {
+    if (from_parent)
       apply(member, why);
+    else if (from == member || group_.plans->tree().is_child(from))
+      report(member, core::Status(core::Code::kPeerDead, std::move(why)));
     return;
   }
   if (failover.what == What::kForgets) {

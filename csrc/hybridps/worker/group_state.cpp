@@ -1,5 +1,7 @@
 #include "hybridps/worker/group_state.h"
 
+#include <algorithm>
+
 namespace hybridps::worker {
 
 std::string GroupInfo::member_text(int member) const {
@@ -43,7 +45,20 @@ bool GroupState::told_before(std::uint64_t sequence) {
   return !is_new;
 }
 
+void OperationRun::index_spans() {
+  constexpr std::size_t kFew = 16;
+  spans_by_id.clear();
+  if (spans.size() <= kFew) return;
+  for (const auto& run : spans) spans_by_id.emplace_back(run->plan().id, run.get());
+  std::sort(spans_by_id.begin(), spans_by_id.end());
+}
+
 SpanRun* OperationRun::find(std::uint32_t span) {
+  if (!spans_by_id.empty()) {
+    const auto found =
+        std::lower_bound(spans_by_id.begin(), spans_by_id.end(), std::pair(span, static_cast<SpanRun*>(nullptr)));
+    return found != spans_by_id.end() && found->first == span ? found->second : nullptr;
+  }
   for (const auto& run : spans)
     if (run->plan().id == span) return run.get();
   return nullptr;

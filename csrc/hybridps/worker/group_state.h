@@ -102,7 +102,10 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   void on_complete(std::uint32_t span, std::uint32_t chunk) override;
   void on_granted(std::uint32_t span, std::uint32_t chunk) override;
 
+  /// Null: this rank has no part in the span.
   SpanRun* find(std::uint32_t span);
+  /// Call this when `spans` has changed.
+  void index_spans();
 
   GroupState& group;
   Operation operation;
@@ -127,7 +130,8 @@ struct OperationRun final : server::LocalOwner, core::Pinned {
   Pieces output;
   std::vector<std::byte> input_copy;  // `input` is here, if results may come before all contributions have left
   std::vector<std::unique_ptr<SpanRun>> spans;
-  std::vector<std::uint8_t> local_seen;  // by local index
+  std::vector<std::pair<std::uint32_t, SpanRun*>> spans_by_id;  // sorted; empty if `spans` are few
+  std::vector<std::uint8_t> local_seen;                         // by local index
   std::uint32_t local_seen_count = 0;
   std::uint64_t pending = 0;         // parts of this rank that are not done
   std::uint64_t awaits_known = 0;    // pending parts that only wait to know that all takers have a span's results
@@ -195,7 +199,8 @@ struct GroupState : core::Pinned {
   core::Status status;                 // first verdict on the group
   core::TimePoint last_finished_at{};  // end of the last collective
   core::TimePoint failed_at{};
-  bool told = false;                         // the verdict was found here, and sent to all members
+  bool told = false;                         // the verdict was found here, and sent to the neighbours
+  bool has_told = false;                     // a verdict on the group was sent to the neighbours
   int blamed = -1;                           // the rank that the verdict blames; -1: none
   std::set<core::EngineId> know_of_failure;  // members that have sent a verdict on the group
   bool leaving = false;                      // this rank has said goodbye
@@ -221,6 +226,8 @@ struct GroupState : core::Pinned {
   EarlyMessages early;
   std::unordered_map<std::uint64_t, core::Status> verdicts;  // on operations not yet submitted here
   std::set<std::uint64_t> verdicts_told;
+  bool is_touched = false;                       // listed in Worker::touched_
+  core::TimePoint due = core::TimePoint::max();  // listed in Worker::dues_, if it is not max()
   std::unique_ptr<PointToPoint> p2p;
   std::unique_ptr<PlanChanges> plans;
   std::unique_ptr<LostServers> lost_servers;

@@ -27,6 +27,7 @@ void Worker::on_message(GroupState& group, const wire::Message& message, flow::D
 }
 
 void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
+  if (message.chunk() == nullptr) touch(group);  // data changes nothing but its operation
   const wire::From& from = message.from;
   if (from.sender_rank >= group.info.members.size() && group.status.is_ok()) {
     group.newcomers->on_word(message, payload);

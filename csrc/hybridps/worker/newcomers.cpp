@@ -22,18 +22,26 @@ constexpr std::uint32_t kAtATimeMax = 1024;
 
 bool Newcomers::is_first() const noexcept { return group_.info.topology.rank() == 0; }
 
+void Newcomers::pass_on(const wire::Join& join, std::string_view text) {
+  for (const int child : group_.plans->tree().children())
+    worker_.host().send_control(group_.info.members.engine(child), group_.message(join), text);
+}
+
+void Newcomers::send_up(const wire::Join& join, std::string_view text) {
+  worker_.host().send_control(group_.info.members.engine(group_.plans->tree().parent()), group_.message(join), text);
+}
+
 // --- rank 0 ----------------------------------------------------------------------------------------------------------
 
 void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
   done_ = std::move(done);
-  ranks_.clear();
+  worker_.touch(group_);
   due_ = core::Clock::now() + kMeetWithin;
   wire::Join join{JoinStep::kMeet, ++attempts_, 0, static_cast<std::uint32_t>(records.size())};
   const auto before = static_cast<std::uint32_t>(group_.servers.newcomers_begin());
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
-    for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-      worker_.host().send_control(group_.info.members.engine(rank), group_.message(join), record);
+    pass_on(join, record);
   }
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
@@ -42,10 +50,12 @@ void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
 }
 
 void Newcomers::on_met(int rank) {
-  ranks_.insert(rank);
-  if (ranks_.size() < static_cast<std::size_t>(group_.info.topology.size())) return;
+  if (!met_.insert(rank).second || met_.size() <= group_.plans->tree().children().size()) return;
   due_ = core::TimePoint::max();
-  group_.plans->take_in_newcomers();
+  if (is_first())
+    group_.plans->take_in_newcomers();
+  else
+    send_up({JoinStep::kMet, attempt_, 0, 0});
 }
 
 void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
@@ -56,23 +66,20 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
       on_gone(newcomer, core::Status(core::Code::kPeerDead, why));
     return;
   }
+  const bool is_known = newcomer >= first && newcomer < group_.servers.newcomers_end();
   give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why),
-          static_cast<std::size_t>(newcomer - first));
+          is_known ? std::optional(static_cast<std::size_t>(newcomer - first)) : std::nullopt);
 }
 
 void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
-  const wire::Join parting{JoinStep::kPart, attempt_, 0, 0};
-  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.members.engine(rank), group_.message(parting), {});
+  pass_on({JoinStep::kPart, attempt_, 0, 0});
   part();
   due_ = core::TimePoint::max();
   if (const Done done = std::exchange(done_, nullptr)) done({why, server});
 }
 
 void Newcomers::start_without() {
-  for (int rank = 1; rank < group_.info.topology.size(); ++rank)
-    worker_.host().send_control(group_.info.members.engine(rank), group_.message(wire::Join{JoinStep::kStart, 0, 0, 0}),
-                                {});
+  pass_on({JoinStep::kStart, 0, 0, 0});
   group_.info.coded_or_joined->forget();
   start();
 }
@@ -85,7 +92,8 @@ void Newcomers::refused() {
 std::size_t Newcomers::tick(core::TimePoint now) {
   if (now < due_) return 0;
   due_ = core::TimePoint::max();
-  if (ranks_.size() == static_cast<std::size_t>(group_.info.topology.size())) {
+  if (!is_first()) return expire_on_rank(now);
+  if (met_.size() > group_.plans->tree().children().size()) {
     // The last of these may begin the version, and then there are no newcomers any more.
     for (int newcomer = group_.servers.newcomers_begin();
          newcomer >= group_.servers.newcomers_begin() && newcomer < group_.servers.newcomers_end(); ++newcomer)
@@ -96,8 +104,9 @@ std::size_t Newcomers::tick(core::TimePoint now) {
     return 1;
   }
   std::vector<int> missing;
-  for (int rank = 0; rank < group_.info.topology.size(); ++rank)
-    if (ranks_.count(rank) == 0) missing.push_back(rank);
+  if (met_.count(0) == 0) missing.push_back(0);
+  for (const int child : group_.plans->tree().children())
+    if (met_.count(child) == 0) missing.push_back(child);
   give_up(core::Status(core::Code::kTimeout, "not reached within " +
                                                  core::format_seconds(core::to_seconds(kMeetWithin)) + " from ranks " +
                                                  core::format_ranks(missing)));
@@ -106,16 +115,41 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 
 // --- every rank ------------------------------------------------------------------------------------------------------
 
+std::size_t Newcomers::expire_on_rank(core::TimePoint now) {
+  const membership::Tree& tree = group_.plans->tree();
+  const int first = group_.servers.newcomers_begin();
+  const int end = group_.servers.newcomers_end();
+  if (met_.count(group_.info.topology.rank()) == 0) {
+    int server = first;
+    while (server + 1 < end && group_.servers.of(server) == ServerLife::LifePhase::kMet) ++server;
+    say(JoinStep::kNotMet, static_cast<std::uint32_t>(server),
+        "not reached within " + core::format_seconds(core::to_seconds(kReachWithin)));
+    return 1;
+  }
+  const core::TimePoint due = met_since_ + kChildrenWithin - tree.depth() * kSoonerBelow;
+  if (now < due) {
+    due_ = due;
+    return 0;
+  }
+  for (const int child : tree.children())
+    if (met_.count(child) == 0)  // which server is not known
+      send_up({JoinStep::kNotMet, attempt_, static_cast<std::uint32_t>(end), static_cast<std::uint32_t>(child)},
+              "it, or a rank that it tells of, has not said that it can reach the servers");
+  return 1;
+}
+
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
-  if (group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
-    const wire::Join answer{JoinStep::kNotMet, join.attempt, join.server, join.servers};
-    worker_.host().send_control(group_.info.members.engine(0), group_.message(answer),
-                                "another change of plans is under way");
+  if (!is_first() && group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
+    send_up({JoinStep::kNotMet, join.attempt, join.server, static_cast<std::uint32_t>(group_.info.topology.rank())},
+            "another change of plans is under way");
     return;
   }
   if (join.attempt != attempt_) {
     part();
     attempt_ = join.attempt;
+    met_.clear();
+    met_since_ = core::Clock::now();
+    if (!is_first()) due_ = met_since_ + kReachWithin;
     if (join.servers <= kAtATimeMax) group_.servers.expect(join.servers);
   }
   const auto newcomer = static_cast<int>(join.server);
@@ -140,27 +174,37 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
 }
 
 void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
-  if (is_first()) {
-    step == JoinStep::kMet ? on_met(0) : on_not_met(0, server, std::string(why));
-    return;
-  }
-  worker_.host().send_control(group_.info.members.engine(0), group_.message(wire::Join{step, attempt_, server, 0}),
-                              why);
+  const int me = group_.info.topology.rank();
+  if (step == JoinStep::kMet)
+    on_met(me);
+  else if (is_first())
+    on_not_met(0, server, std::string(why));
+  else
+    send_up({step, attempt_, server, static_cast<std::uint32_t>(me)}, why);
 }
 
 void Newcomers::on_message(const wire::Message& message, const flow::Delivery& payload) {
   const wire::Join& join = *message.as<wire::Join>();
   const auto from = static_cast<int>(message.from.sender_rank);
   const std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
-  if (is_first()) {
-    if (join.attempt != attempt_ || !done_ || from >= group_.info.topology.size()) return;
-    if (join.step == JoinStep::kMet) on_met(from);
-    if (join.step == JoinStep::kNotMet) on_not_met(from, join.server, why.empty() ? "no reason came" : why);
-  } else if (from == 0 && join.step == JoinStep::kMeet) {
+  if (group_.plans->tree().is_child(from)) {
+    if (is_first() && !done_) return;
+    const auto rank = static_cast<int>(join.servers);
+    if (join.step == JoinStep::kMet && join.attempt == attempt_) on_met(from);
+    if (join.step != JoinStep::kNotMet || rank < 0 || rank >= group_.info.topology.size()) return;
+    if (!is_first())
+      send_up(join, why);  // of an attempt that this rank may have refused
+    else if (join.attempt == attempt_)
+      on_not_met(rank, join.server, why.empty() ? "no reason came" : why);
+    return;
+  }
+  if (from != group_.plans->tree().parent()) return;
+  if (join.step == JoinStep::kMeet || join.step == JoinStep::kPart || join.step == JoinStep::kStart) pass_on(join, why);
+  if (join.step == JoinStep::kMeet) {
     meet(join, {payload.data(), payload.bytes()});
-  } else if (from == 0 && join.step == JoinStep::kPart && join.attempt == attempt_) {
+  } else if (join.step == JoinStep::kPart && join.attempt == attempt_) {
     part();
-  } else if (from == 0 && join.step == JoinStep::kStart && !started_) {
+  } else if (join.step == JoinStep::kStart && !started_) {
     part();
     group_.info.coded_or_joined->forget();
     start();
@@ -199,6 +243,7 @@ void Newcomers::on_gone(int newcomer, const core::Status& cause) {
 
 void Newcomers::part() {
   attempt_ = 0;
+  if (!is_first()) due_ = core::TimePoint::max();
   worker_.host().part(group_.info.uid, group_.servers.part());
 }
 

@@ -8,6 +8,9 @@
 //            ranks --met--> rank 0 --ask for a version (membership/agreement.h)--> ranks, servers --switch--> members
 //            a rank cannot reach a server, or not in time --> rank 0 --part--> all: the group stays as it was
 //
+//          Messages between rank 0 and the ranks go along the tree of ranks (membership/tree.h). A rank says that it
+//          has met the servers when its children have said so, too.
+//
 //          A server may die after all ranks have met it and before the switch. Such a server becomes a member, and is
 //          lost like any other (failover.h).
 // Start    a group may wait for servers before it starts. The caller submits nothing before Host::on_start(). The call
@@ -47,7 +50,12 @@ class Newcomers : core::Pinned {
   /// Called once with the result of the attempt. Never called if the group ends first.
   using Done = std::function<void(const JoinOutcome&)>;
   /// Time for all ranks to reach the servers. A rank may need long to notice that it cannot reach a server.
-  static constexpr auto kMeetWithin = std::chrono::seconds(10);
+  static constexpr auto kMeetWithin = std::chrono::seconds(12);
+  /// A rank that has not reached the servers by then says so. A rank above waits longer for its children: the longer,
+  /// the higher it is.
+  static constexpr auto kReachWithin = std::chrono::seconds(10);
+  static constexpr auto kChildrenWithin = std::chrono::milliseconds(11500);
+  static constexpr auto kSoonerBelow = std::chrono::milliseconds(250);
   /// Time for the servers to answer the plan version. All ranks wait for these answers.
   static constexpr auto kAnswerWithin = std::chrono::seconds(5);
 
@@ -83,6 +91,10 @@ class Newcomers : core::Pinned {
 
  private:
   bool is_first() const noexcept;
+  /// To each child in the tree.
+  void pass_on(const wire::Join& join, std::string_view text = {});
+  void send_up(const wire::Join& join, std::string_view text = {});
+  std::size_t expire_on_rank(core::TimePoint now);
   void meet(const wire::Join& join, std::span<const std::byte> record);
   void on_gone(int newcomer, const core::Status& cause);
   void say(wire::Join::JoinStep step, std::uint32_t server, std::string_view why = {});
@@ -95,11 +107,12 @@ class Newcomers : core::Pinned {
   GroupState& group_;
   std::uint32_t attempt_ = 0;  // 0: none
   bool started_ = false;
+  std::set<int> met_;            // this rank and its children: those that have met all servers
+  core::TimePoint met_since_{};  // when this rank heard of the attempt
+  core::TimePoint due_ = core::TimePoint::max();
   // Rank 0.
   std::uint32_t attempts_ = 0;
-  std::set<int> ranks_;  // ranks that have met all servers
   Done done_;
-  core::TimePoint due_ = core::TimePoint::max();
 };
 
 }  // namespace hybridps::worker

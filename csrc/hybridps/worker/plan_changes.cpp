@@ -77,6 +77,7 @@ void PlanChanges::on_started(const OperationRun& run) {
     worker_.host().on_tuning(group_.info.uid, applied_ = tuning);
   if (tuner_) depth_ = std::max(depth_, static_cast<int>(std::min<std::size_t>(group_.running.size(), 64)));
   if (rates_) rates_->on_started(run.sequence, run.signature);
+  worker_.touch(group_);
 }
 
 void PlanChanges::on_finished(const OperationRun& run, bool succeeded) {
@@ -107,11 +108,15 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateRe
   const std::optional<membership::RateReport> all = rates_->on_report(rank, sequence, std::move(report));
   if (!all) return;
   const membership::Tree& tree = agreement_.tree();
+  const std::vector<double> numbers = all->numbers();
   if (tree.is_root())
     learn(sequence, *all);
+  else if (numbers.size() * sizeof(double) > group_.info.tuning.chunks.room)
+    core::log_debug("group \"", group_.info.name, "\": the rates of ", all->nodes.size(),
+                    " nodes are not told: a message has no room for them");
   else
     worker_.host().send_control(group_.info.members.engine(tree.parent()), group_.message(wire::Rates{sequence}),
-                                text_of(all->numbers()));
+                                text_of(numbers));
 }
 
 void PlanChanges::learn(std::uint64_t sequence, const membership::RateReport& report) {
@@ -142,17 +147,27 @@ void PlanChanges::learn(std::uint64_t sequence, const membership::RateReport& re
 
 void PlanChanges::propose(std::vector<double> weights) {
   proposed_ = std::move(weights);
-  agreement_.want(Cause::kShares);
+  want(Cause::kShares);
 }
 
 void PlanChanges::try_out(const schedule::Turns& turns) {
   turns_ = turns;
-  agreement_.want(Cause::kTrial);
+  want(Cause::kTrial);
 }
 
 void PlanChanges::leave_out() {
-  agreement_.want(Cause::kLeave);
+  want(Cause::kLeave);
   release();
+}
+
+void PlanChanges::want(Cause cause) {
+  worker_.touch(group_);
+  agreement_.want(cause);
+}
+
+void PlanChanges::look_at_answers() {
+  worker_.touch(group_);
+  agreement_.look_at_answers();
 }
 
 std::optional<Change> PlanChanges::draft(Cause cause) {

@@ -73,13 +73,14 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   /// is gone. A leaving server is told when all operations in which the server owns a span are over here.
   void leave_out();
   /// The newcomers of the attempt get shares.
-  void take_in_newcomers() { agreement_.want(membership::Cause::kJoin); }
+  void take_in_newcomers() { want(membership::Cause::kJoin); }
   /// Every rank: the change under way brings newcomers.
   bool is_taking_in() const noexcept {
     return agreement_.under_way() != nullptr && newcomers_in(*agreement_.under_way()) > 0;
   }
+  const membership::Tree& tree() const noexcept { return agreement_.tree(); }
   bool has_answered(int member) const { return agreement_.has_answered(member); }
-  void look_at_answers() { agreement_.look_at_answers(); }
+  void look_at_answers();
 
  private:
   // membership::Agreement::AgreementHost
@@ -101,6 +102,7 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   std::size_t newcomers_in(const membership::Change& change) const noexcept;
   std::vector<bool> servers_out() const;
   std::vector<double> weights_without_those_out(std::size_t newcomers) const;
+  void want(membership::Cause cause);
   void start_postponed();
   void release();
   void time(const OperationRun& run, bool succeeded);

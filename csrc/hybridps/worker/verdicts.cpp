@@ -97,7 +97,10 @@ void Worker::submit_failed(GroupState& group, Operation operation, std::uint64_t
 }
 
 void Worker::tell_first(GroupState& group, const wire::Verdict& verdict, std::string_view text) {
-  if (verdict.on == wire::Verdict::On::kOperation) group.told_before(verdict.sequence);
+  if (verdict.on == wire::Verdict::On::kOperation)
+    group.told_before(verdict.sequence);
+  else
+    group.has_told = true;
   for (const int rank : group.census.neighbours())
     host_.send_control(group.info.members.engine(rank), group.message(verdict), text);
   const auto ranks = static_cast<std::size_t>(group.info.topology.size());
@@ -106,13 +109,17 @@ void Worker::tell_first(GroupState& group, const wire::Verdict& verdict, std::st
 }
 
 void Worker::pass_on(GroupState& group, wire::Verdict verdict, std::string_view text) {
+  group.has_told |= verdict.on == wire::Verdict::On::kGroup && group.census.is_partial();
   verdict.passed_on = true;
+  // Others may hear of it through this rank alone: so it stays until they have answered.
+  verdict.wants_answer = group.census.is_partial();
+  const auto members = static_cast<int>(group.info.members.size());
+  const auto ranks = static_cast<int>(group.info.topology.size());
   if (group.census.is_partial())
     for (const int rank : group.census.neighbours())
       host_.send_control(group.info.members.engine(rank), group.message(verdict), text);
-  else
-    for (const core::EngineId engine : group.info.members.engines())
-      host_.send_if_connected(engine, group.message(verdict), text);
+  for (int member = group.census.is_partial() ? ranks : 0; member < members; ++member)
+    host_.send_if_connected(group.info.members.engine(member), group.message(verdict), text);
 }
 
 void Worker::fail(OperationRun& run, core::Status cause) {
@@ -239,8 +246,8 @@ void Worker::on_verdict(GroupState& group, const wire::From& from, const wire::V
   const core::Status status = verdict_in(from, verdict, payload);
   if (verdict.on == wire::Verdict::On::kGroup) {
     group.know_of_failure.insert(from.source);
-    // A rank that leaves passes it on, too: others may hear of it through this rank alone.
-    if (group.status.is_ok() && group.leaving && group.census.is_partial()) pass_on(group, verdict, status.message());
+    // A rank that leaves, or has failed without telling anybody, passes it on, too.
+    if (group.census.is_partial() && !group.has_told) pass_on(group, verdict, status.message());
     fail_group(group, of_this_rank(group, from, verdict, status), /*tell=*/false, verdict.blamed());
     return;
   }

@@ -97,6 +97,7 @@ GroupState& Worker::open_group(GroupInfo info) {
   state->lost_servers = std::make_unique<LostServers>(*this, *state);
   state->newcomers = std::make_unique<Newcomers>(*this, *state);
   state->heard.assign(state->info.members.size(), 0);
+  touch(*state);
   return *(groups_[uid] = std::move(state));
 }
 
@@ -116,7 +117,43 @@ void Worker::close_group(core::GroupUid uid) {
   group.newcomers->part();
   server_.close_group(uid);
   drop_retained(group);
+  std::replace(touched_.begin(), touched_.end(), &group, static_cast<GroupState*>(nullptr));
+  dues_.erase({group.due, &group});
   groups_.erase(found);
+}
+
+void Worker::touch(GroupState& group) {
+  if (!std::exchange(group.is_touched, true)) touched_.push_back(&group);
+}
+
+core::TimePoint Worker::due_of(const GroupState& group) noexcept {
+  return std::min(
+      {group.plans->next_due(), group.lost_servers->next_due(), group.newcomers->next_due(), group.census.next_due()});
+}
+
+std::size_t Worker::look_at_groups(core::TimePoint now) {
+  for (; !dues_.empty() && dues_.begin()->first <= now; dues_.erase(dues_.begin())) {
+    dues_.begin()->second->due = core::TimePoint::max();
+    touch(*dues_.begin()->second);
+  }
+  std::size_t work = 0;
+  const std::size_t count = touched_.size();  // what is touched from here on is for the next round
+  for (std::size_t i = 0; i < count; ++i) {
+    if (touched_[i] == nullptr) continue;
+    GroupState& group = *touched_[i];
+    group.is_touched = false;
+    ++group_looks_;
+    if (!group.barriers.empty()) start_barriers(group);
+    work += group.plans->tick(now) + group.lost_servers->tick(now) + group.newcomers->tick(now);
+    if (group.census.must_tell(now)) tell_news(group, now);
+    const core::TimePoint due = due_of(group);
+    if (due == group.due) continue;
+    dues_.erase({group.due, &group});
+    group.due = due;
+    if (due != core::TimePoint::max()) dues_.emplace(due, &group);
+  }
+  touched_.erase(touched_.begin(), touched_.begin() + static_cast<std::ptrdiff_t>(count));
+  return work;
 }
 
 void Worker::reserve(GroupState& group, std::uint64_t sequence) {
@@ -164,6 +201,7 @@ void Worker::submit(GroupState& group, Operation operation, std::uint64_t sequen
     finish(r, group.status);
     return;
   }
+  touch(group);
   if (const auto verdict = group.verdicts.find(sequence); verdict != group.verdicts.end()) {
     const core::Status status = verdict->second;
     group.verdicts.erase(verdict);
@@ -355,6 +393,7 @@ void Worker::launch(OperationRun& run, const std::vector<schedule::Span>& plan) 
   }
   run.local_seen.assign(topology.ranks_of(topology.my_node()).size(), 0);
   for (const schedule::Span& span : plan) run.spans.push_back(std::make_unique<SpanRun>(*this, run, span));
+  run.index_spans();
   ++run.pending;  // so that the first span cannot finish the operation
   // If a span does not start, the next settle() fails the group. `started` becomes false: later spans have no roles, so
   // no message may reach them.
@@ -454,6 +493,7 @@ void Worker::drop_retained(GroupState& group) {
 
 void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   GroupState& group = run.group;
+  touch(group);
   const bool p2p = run.operation.kind == schedule::Kind::kPointToPoint;
   count(run, status);
   trace(run, observe::EventType::kOperation, !status.is_ok());
@@ -462,6 +502,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
   if (status.is_ok() && run.awaits_known > 0) {
     run.is_retained = true;
     std::erase_if(run.spans, [](const auto& span) { return !span->waits_known(); });
+    run.index_spans();
     for (const auto& span : run.spans) {
       std::vector<std::byte> memory;
       if (!group.spare_copies.empty()) {
@@ -473,6 +514,7 @@ void Worker::finish(OperationRun& run, core::Status status, int source_rank) {
     }
     group.retained_bytes += run.retained_bytes;
   } else {
+    run.spans_by_id.clear();
     run.spans.clear();
   }
   run.operation.device_memory.reset();
@@ -540,11 +582,7 @@ std::size_t Worker::tick(core::TimePoint now) {
     pace(run);
     ++work;
   }
-  for (const auto& [uid, group] : groups_) {
-    if (!group->barriers.empty()) start_barriers(*group);
-    work += group->plans->tick(now) + group->lost_servers->tick(now) + group->newcomers->tick(now);
-    if (group->census.must_tell(now)) tell_news(*group, now);
-  }
+  work += look_at_groups(now);
   work += settle();  // before deadlines: an operation that is done does not time out
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
     ++work;
@@ -573,9 +611,9 @@ core::TimePoint Worker::next_due(core::TimePoint now) const noexcept {
   core::TimePoint due = core::TimePoint::max();
   if (!deadlines_.empty()) due = deadlines_.begin()->first.first;
   if (!tracked_.empty()) due = std::min(due, std::max(next_watch_, now + kWatchEvery));
-  for (const auto& [uid, group] : groups_)
-    due = std::min({due, group->plans->next_due(), group->lost_servers->next_due(), group->newcomers->next_due(),
-                    group->census.next_due()});
+  if (!dues_.empty()) due = std::min(due, dues_.begin()->first);
+  for (const GroupState* const group : touched_)
+    if (group != nullptr) due = std::min(due, due_of(*group));
   return due;
 }
 

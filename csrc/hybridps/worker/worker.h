@@ -149,6 +149,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// Roughly the bytes that the collectives under way still wait for. Looks at up to 16 operations. 0 if one of these
   /// operations is a send or a receive: its caller may wait for the data right now.
   std::uint64_t bytes_awaited() const noexcept;
+  /// How often a group was looked at since the beginning: the measure of what idle groups cost.
+  std::uint64_t group_looks() const noexcept { return group_looks_; }
   std::uint64_t operations_finished() const noexcept { return finished_count_; }
   std::uint64_t operations_active() const noexcept { return active_; }
   const OperationCounts& counts() const noexcept { return counts_; }
@@ -206,6 +208,8 @@ class Worker final : public server::Listener, core::Pinned {
   /// Grants of chunks that this engine, as an agent, fetches from ranks of its node.
   flow::GrantQueue& local_grants() noexcept { return local_grants_; }
   CodecCounts& codec_counts() noexcept { return codec_counts_; }
+  /// Something may have changed that the group's tick() must know of. Groups that nobody touches cost nothing.
+  void touch(GroupState& group);
   /// Memory of at least `bytes`, valid until the next call. The worker owns it.
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
@@ -249,6 +253,10 @@ class Worker final : public server::Listener, core::Pinned {
   std::size_t settle() { return events_.empty() ? 0 : settle_events(); }
   std::size_t settle_events();
   void start_barriers(GroupState& group);
+  /// When the group must be looked at, whoever touches it.
+  static core::TimePoint due_of(const GroupState& group) noexcept;
+  /// Handles what has become due in groups: barriers, changes of plans, servers, news.
+  std::size_t look_at_groups(core::TimePoint now);
   bool is_oldest(const GroupState& group, std::uint64_t sequence) const;
   void dispatch(OperationRun& run, const wire::Message& message, flow::Delivery payload);
   void on_verdict(GroupState& group, const wire::From& from, const wire::Verdict& verdict,
@@ -301,6 +309,9 @@ class Worker final : public server::Listener, core::Pinned {
   std::vector<std::byte> scratch_;
   flow::GrantQueue local_grants_;
   std::unordered_map<core::GroupUid, std::unique_ptr<GroupState>> groups_;
+  std::uint64_t group_looks_ = 0;
+  std::vector<GroupState*> touched_;                        // since they were looked at; null: closed since
+  std::set<std::pair<core::TimePoint, GroupState*>> dues_;  // groups that must be looked at by then, by GroupState::due
   Expiries deadlines_;
   std::set<OperationRun*> tracked_;
   std::vector<OperationRun*> pacing_;  // operations with pace_due set

@@ -193,3 +193,62 @@ TEST_CASE("cluster/census: a verdict reaches all ranks of many nodes, and each r
     }
   }
 }
+
+TEST_CASE("cluster/census: a verdict reaches all ranks of nodes of different sizes, also past ranks that have failed",
+          "[cluster][slow]") {
+  for (const std::vector<int>& sizes :
+       std::vector<std::vector<int>>{{6, 6, 6, 1}, {5, 5, 5, 5, 1}, {1, 6, 6, 5}, {17, 1, 3}}) {
+    ClusterOptions options = Waiting::options_of(0, 0);
+    for (std::size_t node = 0; node < sizes.size(); ++node)
+      options.node_of.insert(options.node_of.end(), static_cast<std::size_t>(sizes[node]), static_cast<int>(node));
+    MovableClock clock;
+    Cluster cluster(options);
+    const int size = cluster.size();
+    const auto uid = cluster.open_group();
+    const auto group = [&](int rank) -> worker::GroupState& { return *cluster.at(rank).worker().find(uid); };
+    for (int finder = 0; finder < size; ++finder) {
+      const auto sequence = static_cast<std::uint64_t>(finder) + 5;
+      cluster.at(finder).worker().submit_failed(group(finder), {}, sequence,
+                                                core::Status(core::Code::kTimeout, "timed out"));
+      const bool is_everywhere = cluster.run_until([&] {
+        for (int rank = 0; rank < size; ++rank)
+          if (rank != finder && group(rank).verdicts.count(sequence) == 0) return false;
+        return true;
+      });
+      CAPTURE(sizes.size(), finder);
+      CHECK(is_everywhere);
+    }
+    // Ranks that have failed without a word, as in their goodbye, pass the verdict of another rank on.
+    const int first = size - 1;
+    for (int rank = 1; rank < first; ++rank) {
+      group(rank).leaving = true;
+      cluster.at(rank).worker().fail_group(group(rank), core::Status(core::Code::kPeerDead, "rank 0 is gone"),
+                                           /*tell=*/false);
+    }
+    cluster.at(first).worker().fail_group(group(first), core::Status(core::Code::kPeerDead, "rank 0 is gone"),
+                                          /*tell=*/true);
+    CHECK(cluster.run_until([&] { return !group(0).status.is_ok(); }));
+    for (int rank = 0; rank < size; ++rank) cluster.at(rank).close_group(uid);
+  }
+}
+
+TEST_CASE("cluster/census: groups without operations cost the others nothing", "[cluster][slow]") {
+  Waiting job(4, 1, {});
+  std::vector<core::GroupUid> idle;
+  for (int i = 0; i < 300; ++i) idle.push_back(job.cluster.open_group());
+  const auto run = [&](std::uint64_t sequence) {
+    for (int rank = 0; rank < job.cluster.size(); ++rank) job.submit(rank, sequence, {}, 16);
+    REQUIRE(job.cluster.run_until([&] {
+      return std::all_of(job.outcomes.begin(), job.outcomes.end(), [](const auto& one) { return one.has_value(); });
+    }));
+  };
+  run(0);
+  job.pass(std::chrono::milliseconds(500));
+  const std::uint64_t before = job.cluster.at(0).worker().group_looks();
+  constexpr std::uint64_t kOperations = 20;
+  for (std::uint64_t i = 1; i <= kOperations; ++i) run(i);
+  // When it is submitted, when it starts, when it ends; never because of the other groups.
+  CHECK(job.cluster.at(0).worker().group_looks() - before <= 4 * kOperations);
+  for (const core::GroupUid uid : idle)
+    for (int rank = 0; rank < job.cluster.size(); ++rank) job.cluster.at(rank).close_group(uid);
+}

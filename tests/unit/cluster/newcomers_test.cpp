@@ -293,6 +293,42 @@ TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already
   }
 }
 
+TEST_CASE("cluster/newcomers: in a large group no rank tells many others, and a rank below others is named",
+          "[cluster][slow]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  for (int rank = 0; rank < 80; ++rank) options.node_of.push_back(rank / 2);
+  options.control = true;
+  enum class Case { kJoins, kRefuses, kStops };
+  for (const Case c : {Case::kJoins, Case::kRefuses, Case::kStops}) {
+    CAPTURE(static_cast<int>(c));
+    Cluster cluster(options);
+    Host host{cluster, cluster.open_group(), {}};
+    constexpr int kLow = 77;  // below another node's first rank, and below its own node's
+    if (c == Case::kRefuses) CHECK(host.group(kLow).info.coded_or_joined->may_code());
+    if (c == Case::kStops) cluster.stop(kLow);
+    std::vector<std::uint64_t> sent;
+    for (int rank = 0; rank < cluster.size(); ++rank) sent.push_back(cluster.messages_sent(rank));
+    host.take_in(1);
+    REQUIRE(cluster.run_until([&] {
+      clock.pass(std::chrono::milliseconds(c == Case::kStops ? 20 : 1));
+      return host.outcome.has_value() && (c != Case::kJoins || host.all_agree());
+    }));
+    INFO(host.outcome->to_string());
+    CHECK(host.outcome->is_ok() == (c == Case::kJoins));
+    if (c == Case::kRefuses)
+      CHECK(host.outcome->to_string().find("rank 77 (host77) cannot use it: its sums are coded") != std::string::npos);
+    if (c == Case::kStops)
+      CHECK(host.outcome->to_string().find("rank 77 (host77) cannot use it: it, or a rank that it tells of") !=
+            std::string::npos);
+    // To each child: to meet the server, a question, the end of the change. Up: met, an answer. To the server: echoes.
+    if (c == Case::kJoins)
+      for (int rank = 0; rank < cluster.size(); ++rank)
+        CHECK(cluster.messages_sent(rank) - sent[static_cast<std::size_t>(rank)] <= 3 * (16 + 1) + 6);
+    for (int rank = 0; rank < cluster.size(); ++rank) cluster.at(rank).close_group(host.uid);
+  }
+}
+
 TEST_CASE("cluster/newcomers: a server that rank 0 knows to be gone is left out of a group that others open later",
           "[cluster][fast]") {
   test::MovableClock clock;

@@ -51,6 +51,7 @@ TEST_CASE("membership/tree: every rank is below rank 0, once, and has few childr
       int steps = 0;
       while (above > 0 && ++steps < 10) above = Tree(schedule::Topology(node_of, above)).parent();
       CHECK(steps <= 4);
+      CHECK(steps == tree.depth());
     }
     CHECK(times[0] == 0);
     CHECK(std::all_of(times.begin() + 1, times.end(), [](int n) { return n == 1; }));

@@ -1,10 +1,10 @@
 // hybridps/compress/residuals.h: what encodings left out of a group's tensors, to be added to the next encodings.
 //
-// Model    One value per element of a tensor, whatever part of the tensor this engine encodes. A group has one
-//          Residuals for its node's contributions (where sums have levels: for its region's sums), and one for the sums
-//          that it owns. Both are in units of the sum. So
-//          when shares move, a sum's residual is added to this node's contribution: nothing is lost, and nothing is
-//          sent to the new owner.
+// Model    A residual has one value per element of a tensor, whatever part of the tensor this engine encodes. A group
+//          has one Residuals for its node's contributions, and one for the sums that this engine owns. Where sums have
+//          levels, the first is for the sums of the region. Both are in units of the sum.
+//          When shares move, the residual of a sum is added to this node's contribution. So nothing is lost, and
+//          nothing is sent to the new owner.
 // Memory   claimed as it is touched; in total no more than the budget. A tensor without memory has no residual.
 // Owner    a group, or a group of a dedicated server.
 // Threads  the engine's progress thread.

@@ -1,9 +1,8 @@
 // hybridps/engine/round_trips.h: a node's round trips to the other nodes of a group that is being made.
 //
-// Model    The first rank of each node measures the path to the first rank of each other node
-// (transport/tcp/round_trip).
-//          What was measured is kept for the groups that come later, so that all groups of a process agree. A path
-//          that could not be measured is tried again for the next group.
+// Model    The first rank of each node measures the path to the first rank of each other node, by
+//          transport/tcp/round_trip.h. Later groups use the measured values again, so all groups of a process agree. A
+//          path that could not be measured is tried again for the next group.
 // Threads  one at a time: the joiner's.
 #pragma once
 

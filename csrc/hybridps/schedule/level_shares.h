@@ -1,12 +1,15 @@
 // hybridps/schedule/level_shares.h: how much of a tensor each owner should own where sums have levels.
 //
-// Model    An allreduce with levels (plan.h) in which y is what an owner owns. Each node sends y once, to its gateway
-// or
-//          to the owner. A gateway of m nodes sends m y: the sum, and m - 1 results. An owner sends y to each other
-//          node of its region and to each other region's gateway. An uplink carries y, and R - 1 times y for an owner
-//          of its region. What arrives is the same. The slowest card or uplink sets the pace.
-// Method   Iteration from the given shares: what costs the busiest cards most shrinks. Shares stay as they are unless
-//          that gains kGainMin. The tests compare with what can be worked out by hand, and with a search.
+// Model    An allreduce with levels (plan.h). Let y be what an owner owns of the tensor. For this part
+//            a node               sends y once, to its gateway or to the owner
+//            a gateway            of m nodes sends m y: the sum, and m - 1 results
+//            the owner            sends y to each other node of its region, and to each other region's gateway
+//            an uplink            carries y
+//            the owner's uplink   carries R - 1 times y, for R regions
+//          Each of them receives as much as it sends. The slowest card or uplink sets the pace.
+// Method   Iteration from the given shares. In each round, the shares that load the busiest cards most shrink. The new
+//          shares must gain kGainMin; otherwise the given shares stay, as they do in very large groups (kWorkMax). The
+//          tests compare with results worked out by hand, and with a search.
 // Threads  pure functions. Equal on all ranks: the code uses only operations that IEEE 754 defines to the bit.
 #pragma once
 

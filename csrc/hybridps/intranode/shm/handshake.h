@@ -1,7 +1,7 @@
 // hybridps/intranode/shm/handshake.h: the packets that two engines exchange over their Unix socket, with descriptors.
 //
 // Model    fixed-size packets over SOCK_SEQPACKET. The hello carries three descriptors (control area, pool, eventfd).
-//          The sequence of packets is in ../README.md.
+//          The sequence of packets is in README.md.
 // Trust    packets may come from any process of this host. receive_packet() checks size, magic and version; the caller
 //          checks the rest.
 #pragma once

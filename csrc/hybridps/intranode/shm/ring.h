@@ -1,8 +1,8 @@
 // hybridps/intranode/shm/ring.h: an engine's control area, and the two rings of each local peer in it.
 //
 // Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. The peer writes a
-//          slot and the owner reads it: messages to the owner, and releases of payloads that the owner sent. The
-//          grammar of the bytes is in ../README.md.
+//          slot and the owner reads it. A slot has two rings: messages to the owner, and releases of payloads that the
+//          owner sent. The grammar of the bytes is in README.md.
 // Threads  single producer, single consumer per ring. Publishing stores, and loads before sleep, are sequentially
 //          consistent: either the sender sees `sleeping`, or the sleeper sees the entry (Dekker).
 // Trust    a reader trusts nothing. Each word is loaded once and checked; header and inline payload are copied out

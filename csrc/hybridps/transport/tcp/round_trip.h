@@ -1,11 +1,10 @@
 // hybridps/transport/tcp/round_trip.h: the round trip to a host, from the kernel's handshake with one of its ports.
 //
-// Model    A connection is opened and closed. TCP_INFO has the time between SYN and SYN-ACK, so neither this process
-// nor
-//          the peer's process adds to it. If the first time is long, kAgain connections more are opened at once, and
-//          the shortest of all times counts: the first packet to a host may wait for address resolution.
+// Model    A connection is opened and closed. TCP_INFO has the time between SYN and SYN-ACK. Neither this process nor
+//          the peer's process adds to this time. The first packet to a host may wait for address resolution. So after a
+//          first time above kLongUs, kAgain more connections are opened at once. The shortest of all times counts.
 // Threads  one at a time. Nothing waits.
-// Errors   a host that refuses, or has not answered within kGiveUpAfter, gives 0. So does a lack of descriptors.
+// Errors   the result is 0 if the host refuses, if it does not answer within kGiveUpAfter, or if no descriptor is free.
 #pragma once
 
 #include <cstdint>

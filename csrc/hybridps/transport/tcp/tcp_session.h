@@ -1,14 +1,14 @@
-// hybridps/transport/tcp/tcp_session.h: what both ends count, so that a stream of bytes goes on over another
+// hybridps/transport/tcp/tcp_session.h: the counts of both ends, so that a stream of bytes goes on over another
 // connection. Internal to this room.
 //
-// Model    A session is one stream of bytes in each direction. Connections carry it one after the other. Each end
-// counts
-//          the bytes that it has sent, the bytes that the other end has told to have, and the bytes that it has. A new
-//          connection begins with both counts of what is there, and each end goes on behind them. So each byte is
-//          taken over once, and in order, whatever was lost with the last connection.
-//          Either end may dial. Each end numbers its attempts, and tells its number at each connection: attempts up to
-//          it are void. So a greeting that comes late, or twice, changes nothing.
-// Pure     no sockets, no clock. Bytes are kept by the owner (tcp_link.h).
+// Model    A session is one stream of bytes in each direction. Connections carry the session, one after the other.
+//          Each end counts three things: the bytes that it has sent, those that the other end has confirmed, and those
+//          that it has received. At the start of a connection, both ends exchange their counts of received bytes. Each
+//          end goes on sending behind the other end's count. So each byte is taken once and in order, whatever the last
+//          connection lost.
+//          Either end may dial. Each end numbers its attempts and tells the number at each connection. Attempts up to
+//          this number are void. So a greeting that comes late or twice changes nothing.
+// Pure     no sockets, no clock. The owner keeps the bytes (tcp_link.h).
 // Source   sequence and acknowledgment numbers as in RFC 9293 (TCP), 3.4, one layer higher.
 #pragma once
 

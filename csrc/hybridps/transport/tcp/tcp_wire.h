@@ -1,14 +1,17 @@
-// hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and where it leads to.
+// hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and the address of a transport.
 //
-//   greeting   once, from the connecting side, 64 bytes: mark, own id, id of the wanted side, the session and its
-//   counts answer     once, from the accepting side, 24 bytes: whether messages may follow, the session's counts
-//   message    a frame, the header, the payload
-//   frame      4 bytes length of the payload, 2 bytes length of the header, 2 bytes kind, 4 bytes that tell what has
-//              come: the low half of the count of all bytes since the session began, without greeting and answer
+//   greeting   64 bytes, once, from the connecting side: mark, own id, id of the wanted side, session, counts
+//   answer     24 bytes, once, from the accepting side: whether messages may follow, and the session's counts
+//   message    a frame, then the header, then the payload
+//   frame      12 bytes: length of the payload (4), length of the header (2), kind (2), count of received bytes (4)
 //
-// A session (tcp_session.h) is the stream of frames. A frame alone tells what has come, or says farewell. Numbers are
-// little endian. An id is 128 random bits that a transport draws. The id is part of the transport's address. The
-// members of a group have each other's addresses. A side that does not know the id is refused.
+// The count of a frame has the low 32 bits of all bytes received since the session began. Greeting and answer do not
+// count. A session (tcp_session.h) is the stream of frames. A frame without a message only carries the count, or says
+// farewell. Numbers are little endian.
+//
+// An id has 128 bits and is part of the transport's address. The members of a group have each other's addresses. A side
+// that does not know the id is refused. Without TLS, the id is random. With TLS, the id is a hash of the transport's
+// certificate (tls/authority.h).
 #pragma once
 
 #include <sys/socket.h>

@@ -1,8 +1,7 @@
-// hybridps/compress/exact.h: a lossless codec for floating-point elements: what leaves a chunk smaller, and comes back
-// bit for bit.
+// hybridps/compress/exact.h: a lossless codec for floating-point elements: smaller chunks, which come back bit for bit.
 //
-// Model    Exponents of neighbours are alike, and often low bits of all mantissas are zero. A block of elements says
-//          its largest exponent once, and each element how far below it lies, in a few bits.
+// Model    Neighbours have similar exponents, and often the low bits of all mantissas are zero. A block of elements has
+//          one base exponent. Each element has, in a few bits, the distance of its exponent from the base.
 // Threads  any, concurrently: a codec has no state.
 // Bits     Every pattern comes back: NaN payloads, infinities, subnormal values, -0. The encoded bytes are the same
 //          from every instruction set.

@@ -3,21 +3,18 @@
 // Layout   of a chunk, little-endian:
 //            u32                  bit 31: coded; below: the number of elements
 //            plain elements       if not coded
-//            table                per group of 8 blocks: u32 where the group's first block lies, behind the table; and
+//            table                per group of 8 blocks: u32, where the group's first block lies, behind the table; and
 //                                 a u32 per block, its head (ExactHead)
 //            blocks               256 elements each
 //          of a block:
 //            plain                the elements as they are; the only kind that may be shorter than 256 elements
-//            same                 one element, which all are
+//            same                 one element; all elements of the block are equal to it
 //            coded                fields: `width` bits of exponent, then the bytes of sign and mantissa, the highest
 //                                 first, without the `low` bits that are zero in all elements; then the listed
 //                                 exponents
-//          A field of 256 elements of 1 to 8 bits is up to three pieces, of 4, 2 and 1 bits, from the lowest bit up. A
-//          byte of a piece holds elements that lie 128 (64, 32) places apart, the first in the lowest bits. So a piece
-//          is made of whole registers by shifts alone. A field of 8 bits is bytes. In a block of few, each 64 elements
-//          are a field of their own, and elements lie 32 (16, 8) places apart.
-// Exponent code + base. For code 0 there are two more meanings: an exponent of zero (zeros, subnormal values), or the
-//          next one of the listed exponents.
+//          kernels_fields.h has the layout of a field.
+// Exponent code + base. Code 0 has two more meanings: an exponent of zero (zeros, subnormal values), or the next one of
+//          the listed exponents.
 // Tail     The last block of a chunk is filled up with copies of its last element, unless plain is smaller.
 #pragma once
 

@@ -1,9 +1,10 @@
 // hybridps/compress/kernels_fields.h: packs bytes of which only some bits count. Part of kernels_impl.h.
 //
-// Layout   A field of 256 elements of 1 to 8 bits is up to three pieces, of 4, 2 and 1 bits, from the lowest bit up. A
-//          byte of a piece holds elements that lie 128 (64, 32) places apart, the first in the lowest bits. So a piece
-//          is made of whole registers by shifts alone. A field of 8 bits is bytes. In a block of few, each 64 elements
-//          are a field of their own, and elements of a byte lie 32 (16, 8) places apart.
+// Layout   A field has 256 elements of 1 to 8 bits. A field of 8 bits is bytes. Another field is up to three pieces, of
+//          4, 2 and 1 bits, from the lowest bit up. A byte of a piece holds elements that lie 128 (64, 32) places
+//          apart, the first in the lowest bits. So shifts of whole registers make a piece. In a block of few elements
+//          (ExactHead::kFew), each 64 elements are a field of their own. Then the elements of a byte lie 32 (16, 8)
+//          places apart.
 #pragma once
 
 #include "hybridps/compress/exact_layout.h"

@@ -1,9 +1,9 @@
 // hybridps/engine/control_sender.h: how an engine sends its control messages.
 //
-// Model    A control message takes a connection that exists, or opens the control connection. A message without text,
-//          where it has one, is useless. So it waits for room in the pool. Later messages to that peer wait behind it.
-//          Verdicts, probes with their answers, and messages of no group (pings, for example) never wait: they are
-//          useful without their text.
+// Model    A control message takes a connection that exists, or opens the control connection. Many messages have a text
+//          and are useless without the text. Such a message waits for room in the pool, and later messages to the same
+//          peer wait behind it. Verdicts, probes with their answers, and messages of no group (such as pings) never
+//          wait: they are useful without their text.
 // Threads  the engine's progress thread.
 #pragma once
 

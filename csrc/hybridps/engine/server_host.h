@@ -1,5 +1,4 @@
-// hybridps/engine/server_host.h: a dedicated server: a admission server, and engines that sum for the jobs that use the
-// admission server.
+// hybridps/engine/server_host.h: a dedicated server: an admission server, and engines that sum for its jobs.
 //
 // Model    Each of `threads` shards is an engine of its own with its own transports, pool and thread. A job sees the
 //          shards as separate servers behind one card. Jobs share only memory and the card.

@@ -17,7 +17,7 @@
 
 namespace hybridps::engine {
 
-/// The body of a admission server message:
+/// The body of an admission server message:
 ///   find := kind u8 1                                   answer: count u32 | count x (length u32 | record)
 ///   open := kind u8 2 | name text | length u32 | roster | attempt u32 | before u32
 ///           | chunks: usual u32, coded u64, room u32

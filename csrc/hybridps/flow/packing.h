@@ -1,13 +1,14 @@
 // hybridps/flow/packing.h: whether bulk chunks to a peer go packed (compress/exact.h), from what is measured anyway.
 //
 // Model    Packing saves bytes and costs core time, here and at the peer. It pays if the path to the peer is the limit.
-//          PathRate measures what a path carries while streams wait for permits. Packing lets a PackingPath pack where
-//          all of this is true: the codec needs at most kCostPart of the time that the elements need on the path; all
-//          slow paths together leave as much time; and this thread and the CPUs were idle for enough of the time. If
-//          they were busy, the cores are the limit, and the path may only look slow. Then only chunks go packed that
-//          shrink to half or less: the kernel would spend more time on the bytes that are saved than the codec does on
-//          all. Otherwise each chunk must shrink by a little. A few of its blocks tell (compress::Exact::estimate()).
-//          After kSamples samples with packing, the path must have carried more elements than without: if it has not,
+//          PathRate measures what a path carries while streams wait for permits. Packing lets a PackingPath pack if
+//            - the codec needs at most kCostPart of the time that the elements need on the path,
+//            - all slow paths together leave as much time, and
+//            - this thread and the CPUs were idle for enough of the time.
+//          If thread or CPUs were busy, the cores are the limit, and the path may only look slow. Then only chunks go
+//          packed that shrink to half or less. For such chunks the kernel saves more core time than the codec takes.
+//          Otherwise each chunk must shrink by a little. compress::Exact::estimate() tells this from a few blocks.
+//          After kSamples samples with packing, the path must have carried more elements than without packing. If not,
 //          something else is the limit (a busy peer), and packing rests.
 // Ranks    each engine chooses for its own chunks. The receiver sees in each message whether the payload is packed.
 // Threads  plain values without a clock; the engine's progress thread.

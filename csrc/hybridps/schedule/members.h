@@ -1,8 +1,7 @@
-// hybridps/schedule/members.h: who is in a group.
+// hybridps/schedule/members.h: the members of a group.
 //
-// Model    Members are numbered: first the ranks, then the dedicated servers. A value never changes: with() makes the
-//          value that follows when servers join, and whoever holds the old value takes the new one. Copies share
-//          memory.
+// Model    Members are numbered: first the ranks, then the dedicated servers. A value never changes. When servers join,
+//          with() makes a new value, and the holders of the old value take the new one. Copies share memory.
 // Threads  constant: any thread.
 #pragma once
 

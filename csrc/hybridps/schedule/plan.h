@@ -3,8 +3,7 @@
 // Both ends of every transfer derive the same plan from the same request and topology, without negotiation per
 // operation. No threads, no I/O, no clock; any thread may call these functions.
 //
-// Every collective is a list of spans. Every span takes the same path (design: "Two primitives carry every
-// collective"):
+// Every collective is a list of spans. Every span takes the same path:
 //
 //   contributors --local push--> agent of their node --push--> owner --result--> agents --local result--> consumers
 //

@@ -1,11 +1,12 @@
 // hybridps/tls/authority.h: who belongs to a job: the processes that hold its token.
 //
-// Model    The token alone gives the key of a certificate authority, the same in all processes that hold it. Each
-//          listener makes a key of its own and a certificate that this authority has signed, for its life. A peer's id
-//          is a hash of its certificate. So a process without the token gets no connection, and a process that has the
-//          token cannot take the id of another process. Keys and certificates are never written to a file.
-//          The token also gives the key of seals (sealed_store.h).
-// Token    16 bytes at least (admission::read_token); a peer sees what lets it try tokens, so a token is random.
+// Model    The key of a certificate authority follows from the token alone, so it is the same in all processes that
+//          hold the token. Each listener makes its own key, and a certificate that this authority has signed. The
+//          listener keeps both for its life. A peer's id is a hash of its certificate. So a process without the token
+//          gets no connection. A process with the token cannot take the id of another process. Keys and certificates
+//          are never written to a file. The key of seals (sealed_store.h) also follows from the token.
+// Token    16 bytes at least (admission::read_token). A peer sees enough to test guesses of the token. So the token
+//          must be random.
 // Threads  constant after creation; any thread.
 // Source   Ed25519: RFC 8032; certificates with it: RFC 8410; HMAC: RFC 2104.
 #pragma once

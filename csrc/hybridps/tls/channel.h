@@ -1,14 +1,15 @@
 // hybridps/tls/channel.h: one connection in TLS 1.3, over a socket that does not block.
 //
-// Model    send() and receive() are as sendmsg() and readv() of a socket: they take and give what they can, and tell
-//          "not now" by EAGAIN. The handshake runs inside them. No byte is given before the peer has proven that it
-//          holds the job's token. A record that was changed, left out, repeated or moved ends the channel with EPROTO.
-// Bytes    plain bytes that send() has taken may wait here, encrypted, for the socket: kSealedBytesMax at most, beside
-//          one record. Many records leave with one system call, and come with one.
-// Memory   of a peer that has proven nothing, kStrangerBytesMax are read. OpenSSL keeps some 30 KiB for it, and up to
-//          128 KiB if it announces a long message.
-// End      the end of the connection is told by no record of TLS (close_notify): a stream of hybridps has its own
-//          farewell (transport/tcp), and any other end counts as a broken connection.
+// Model    send() and receive() are like sendmsg() and readv() of a socket: they move as many bytes as they can. EAGAIN
+//          means "not now". The handshake runs inside these calls. The channel gives no byte before the peer has proven
+//          that it holds the job's token. A record that was changed, left out, repeated or moved ends the channel with
+//          EPROTO.
+// Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
+//          record. Many records leave with one system call, and come with one.
+// Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing. OpenSSL keeps some 30
+//          KiB for such a peer, and up to 128 KiB if the peer announces a long message.
+// End      No record of TLS (close_notify) marks the end of a connection. A stream of hybridps has its own farewell
+//          (transport/tcp). Any other end counts as a broken connection.
 // Owner    the caller owns the socket, and keeps it open as long as the channel lives.
 // Threads  one thread at a time.
 // Source   RFC 8446 (TLS 1.3).

@@ -1,10 +1,11 @@
 // hybridps/tls/sealed_store.h: a key-value store whose values only holders of the token can write.
 //
 // Format   a value of a sealed store := "HPSs" | mac 32 bytes (Authority::seal of key and value) | value
-// Trust    somebody who may write to the store can stop a group, by taking values away or by spoiling them, and is then
-//          named as the cause. They cannot join it, and cannot move a value to another key. A key has the name of the
-//          group and the run id (bootstrap/incarnation.h): where all runs have the same id, as without torchrun, a
-//          value of another run with the same token fits, and leads to a process of that run, or to one that has ended.
+// Trust    A stranger who may write to the store can stop a group, by removing or spoiling values. The group's error
+//          names a spoiled value. A stranger cannot join the group, and cannot move a value to another key. A key has
+//          the name of the group and the run id (bootstrap/incarnation.h). Without torchrun, all runs have the same run
+//          id. Then a value of another run with the same token fits, and leads to a process of that run, or to one that
+//          has ended.
 // Threads  as the store's.
 #pragma once
 

@@ -3,16 +3,16 @@
 // Owner    the engine, one TcpTransport for each network card and socket.
 // Threads  one thread at a time for everything, destructor included.
 // Memory   payloads are sent directly from attached memory (attach()) and received into slots that the transport owns.
-//          A payload is kept until the peer has told that it has it. What is kept is bounded by what may be under way,
-//          and by 256 KiB, or 40 ms, in which a peer that sends nothing itself need not tell.
-// Failure  a connection that broke is a pause: it is made again, by either side, and no byte is lost or comes twice. An
-//          endpoint fails, once, when its peer's process is known to have ended (nobody listens there, or another
-//          process does), when the peer has closed its own endpoint, or when no connection could be made for
-//          redial_for. An endpoint that failed or was closed is never opened again.
+//          A payload is kept until the peer has confirmed it. A peer that sends nothing itself may confirm 256 KiB or
+//          40 ms late. So the kept bytes are bounded by what may be under way, and by this delay.
+// Failure  a broken connection is a pause: either side makes it again, and no byte is lost or comes twice. An endpoint
+//          fails, once, in three cases. The peer's process is known to have ended: nobody listens there, or another
+//          process does. The peer has closed its own endpoint. No connection could be made for redial_for. An endpoint
+//          that failed or was closed is never opened again.
 // Fork     sockets are closed in a forked child; there every method does nothing or returns kClosed, and destruction
 //          leaks.
-// Security without the 128 random bits of our address, a stranger gets no further than the greeting (tcp_wire.h). With
-//          an authority, the greeting goes inside TLS, and an id can be used only by the process that made it.
+// Security without the 128-bit id of our address, a stranger gets no further than the greeting (tcp_wire.h). With an
+//          authority, the greeting goes inside TLS, and only the process that made an id can use it.
 #pragma once
 
 #include <cstddef>

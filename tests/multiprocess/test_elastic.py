@@ -133,7 +133,7 @@ def promises(rank, world):
         for work in works:
             error = check.raises("of the life before", RuntimeError, work.wait)
             # From this rank's own call, or from one whose goodbye came first.
-            check.that("says why", re.search("gone on to the group's next life|has destroyed the group", str(error)), str(error))
+            check.that("says why", re.search("left for the group's next life|has destroyed the group", str(error)), str(error))
         next_life.wait()
     else:
         reconfigure(7, handles)

@@ -27,9 +27,10 @@ Residuals::Residual& Residuals::open(TensorKey key, std::uint64_t elements) {
   ++refused_count_;
   static core::LogRate rate(core::from_seconds(60));
   if (rate.permit())
-    core::log_warn("no memory to remember what compression leaves out of a tensor of ", bytes,
-                   " bytes: it goes without error feedback (of ", budget_->bytes_max, " bytes ", budget_->used,
-                   " are used; on ranks HYBRIDPS_COMPRESS_MEMORY, on dedicated servers a quarter of --memory)");
+    core::log_warn("no memory for error feedback: a tensor of ", bytes, " bytes goes without it. ", budget_->used,
+                   " of ", budget_->bytes_max,
+                   " bytes are used. What to do: raise HYBRIDPS_COMPRESS_MEMORY on ranks, "
+                   "or --memory on dedicated servers (a quarter of it counts)");
   return tensor;
 }
 

@@ -31,11 +31,10 @@ constexpr Named kNamed[] = {
 };
 constexpr std::uint32_t kWarmUpWithFeedback = 2;
 constexpr std::string_view kGrammar =
-    "expected exact (lossless), off, bf16, fp16, int8, int4, onebit, topk, randomk or dithering, and after a colon, "
-    "with commas between: auto=0|1, and unless exact "
-    "ef=0|1, warmup=STEPS, momentum=M, when=backward|always, scope=regions|nodes, for topk and randomk k=PART, for "
-    "dithering "
-    "kind=linear|natural and levels=7|127; e.g. int8, or topk:k=0.05,ef=1";
+    "expected a codec, and after a colon its parameters, with commas between. Codecs: exact (lossless), off, bf16, "
+    "fp16, int8, int4, onebit, topk, randomk, dithering. Parameters: auto=0|1; for lossy codecs ef=0|1, warmup=STEPS, "
+    "momentum=M, when=backward|always, scope=regions|nodes; for topk and randomk k=PART; for dithering "
+    "kind=linear|natural, levels=7|127. Examples: int8, topk:k=0.05,ef=1";
 
 core::Status wrong(std::string_view text, std::string_view why) {
   std::ostringstream out;

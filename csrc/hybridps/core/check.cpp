@@ -16,7 +16,7 @@ void check_failed(const char* what, const char* file, int line) noexcept {
   failed.fetch_add(1, std::memory_order_relaxed);
   static LogRate rate(from_seconds(10));
   if (rate.permit())
-    log_error("a mistake in hybridps, please report it: it does not hold that ", what, " (", file, ":", line, ")");
+    log_error("hybridps has a bug; please report it: \"", what, "\" is not true (", file, ":", line, ")");
 }
 
 std::uint64_t checks_failed() noexcept { return failed.load(std::memory_order_relaxed); }

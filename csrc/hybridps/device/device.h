@@ -66,7 +66,8 @@ class NoDriverCalls : core::Pinned {
   ~NoDriverCalls() { --depth_; }
   /// For Devices: checks that the current thread may make a call.
   static void look() noexcept {
-    static_cast<void>(core::check(depth_ == 0, "who sets flags for streams makes no call that may wait for a stream"));
+    static_cast<void>(
+        core::check(depth_ == 0, "a thread that sets flags for streams makes no call that may wait for a stream"));
   }
 
  private:

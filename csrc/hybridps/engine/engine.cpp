@@ -84,8 +84,8 @@ core::Result<std::shared_ptr<EngineImpl>> EngineImpl::create(std::size_t ranks) 
     try {
       std::thread([e] { delete e; }).detach();
     } catch (const std::system_error& error) {
-      core::log_error("the engine stays until the process ends: cannot start a thread that ends it (", error.what(),
-                      ")");
+      core::log_error("cannot start the thread that ends the engine (", error.what(),
+                      "); the engine stays until the process ends");
     }
   });
   if (Status status = engine->start(std::move(config).value(), ranks); !status.is_ok()) {
@@ -184,8 +184,8 @@ core::Result<PrivatePool> EngineImpl::make_pool(std::size_t bytes, std::optional
     if (shm.status().code() != Code::kUnsupported) return shm.status();
     config_.shm = false;  // the node identity tells the others
     config_.warnings.push_back("no shared memory with other ranks of the node: " + std::string(shm.status().message()) +
-                               "; their data goes over TCP, as with HYBRIDPS_SHM=0, which silences this. To have it, "
-                               "allow AF_UNIX in the sandbox (seccomp, RestrictAddressFamilies=)");
+                               ". The data of these ranks goes over TCP. What to do: allow AF_UNIX in the sandbox "
+                               "(seccomp, RestrictAddressFamilies=), or set HYBRIDPS_SHM=0 to silence this warning");
   }
   core::Result<PrivatePool> pool = map_pool(bytes);
   if (pool.is_ok()) return pool;

@@ -73,7 +73,7 @@ UnopenedGroups::Messages UnopenedGroups::expire(core::TimePoint now) {
 
 UnopenedGroups::Messages UnopenedGroups::drop(AllKept::iterator group, std::string why) {
   core::log_warn("dropped ", group->second.messages.size(), " messages of group ", core::to_string(group->first),
-                 ", which is not open here: ", why, ". If it opens, it fails");
+                 ", which is not open here: ", why, ". The group fails if it opens later");
   count_out(group->second);
   Messages messages = std::move(group->second.messages);
   if (dropped_.emplace(group->first, std::move(why)).second) dropped_order_.push_back(group->first);

@@ -36,11 +36,11 @@ Status State::try_apply(Slot slot, std::uint64_t elements, std::uint64_t first, 
       part.values.reset(static_cast<float*>(std::calloc(elements, sizeof(float))));
     if (!part.values)
       return Status(Code::kOutOfResources,
-                    "no memory for the outer optimizer's momentum: " + std::to_string(bytes) + " bytes for slot " +
-                        std::to_string(slot) + ", of " + std::to_string(budget_->bytes_max) + " bytes for it " +
-                        std::to_string(budget_->used) +
-                        " are used. Start dedicated servers with more --memory (a quarter of it is for this), or more "
-                        "of them, or use none");
+                    "no memory for the outer optimizer's momentum: slot " + std::to_string(slot) + " needs " +
+                        std::to_string(bytes) + " bytes, and " + std::to_string(budget_->used) + " of " +
+                        std::to_string(budget_->bytes_max) +
+                        " bytes are used. What to do: start the dedicated servers with more --memory (a quarter of it "
+                        "counts), or start more servers, or use none");
     kept = part.values.get();
     bytes_ += bytes;
     budget_->used += bytes;

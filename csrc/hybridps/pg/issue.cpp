@@ -110,13 +110,10 @@ const WorkHybrid* ProcessGroupHybrid::lock_order(std::unique_lock<std::mutex>& l
 void ProcessGroupHybrid::refuse_without_order(const std::shared_ptr<engine::Group>& group, const std::string& work,
                                               const WorkHybrid& parent) const {
   const std::string message =
-      "hybridps: " + work +
-      ": refused, it has no place among the group's operations: it was issued in a "
-      "callback of " +
-      parent.describe() +
-      ", and the program has issued further operations of the group since then; "
-      "whether they come first would differ from rank to rank. Let callbacks that communicate finish before more is "
-      "issued (with DDP's hooks: one bucket, bucket_cap_mb larger than the model), or give them a group of their own";
+      "hybridps: " + work + " is refused. A callback of " + parent.describe() +
+      " issued it, but the program has issued later operations of this group already. The order would differ between "
+      "ranks. What to do: let such callbacks finish before you issue more (with a DDP hook: one bucket, bucket_cap_mb "
+      "larger than the model), or give the callbacks a group of their own";
   group->abort(message);
   C10_THROW_ERROR(DistBackendError, message);
 }

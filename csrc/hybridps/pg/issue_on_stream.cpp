@@ -87,8 +87,8 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
         return core::Status(
             core::Code::kUnsupported,
             "this group works on " + known->device().describe() +
-                " with NCCL inside the node, and cannot take tensors on another GPU of this process; make "
-                "a group for them, or set HYBRIDPS_LOCAL_NCCL=0");
+                " with NCCL inside the node. The group cannot take tensors of another GPU. What to do: make another "
+                "group for these tensors, or set HYBRIDPS_LOCAL_NCCL=0");
   }
   auto opened = open_device(device);
   if (!opened.is_ok()) return opened.status();

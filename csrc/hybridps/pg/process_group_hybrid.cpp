@@ -108,7 +108,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
 
   Process& process = Process::instance();
   if (is_reconfigurable()) {
-    life_ = closed("it was made with enable_reconfigure, and is nobody's before reconfigure()");
+    life_ = closed("the group was made with enable_reconfigure and has no members before reconfigure()");
     static_cast<void>(stay());
     return;
   }

@@ -113,10 +113,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHybrid::reconfigure(const c10d::Recon
   TORCH_CHECK(uuids_.insert(opts.uuid).second, what,
               "already used by this group; every attempt needs a uuid of its own");
   supersede(*life(),
-            "rank " + std::to_string(rank_) + " (" + ours.where + ") has gone on to the group's next life, " + uuid +
-                " with " + std::to_string(texts.size()) +
-                " members: reconfigure() ends what is under way. A process that is not among them has no part in it: "
-                "it may end, or be given to a later reconfigure()");
+            "rank " + std::to_string(rank_) + " (" + ours.where + ") has left for the group's next life, " + uuid +
+                ", with " + std::to_string(texts.size()) +
+                " members. reconfigure() ends what is under way. If this process is not a member of that life, it may "
+                "end, or take part in a later reconfigure()");
   engine::GroupOptions group_options;
   group_options.life = uuid;
   group_options.incarnation = uuid + " of " + digest(texts);

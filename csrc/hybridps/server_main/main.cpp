@@ -34,15 +34,16 @@ constexpr const char* kUsage =
 
 A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it on machines without ranks.
 
-  --listen HOST:PORT    where jobs ask for it; port 0 lets the kernel choose (the line "listening on" says which)
-  --no-token            serve whoever reaches HOST:PORT; without it, and without a token, HOST must be loopback
+  --listen HOST:PORT    address for requests of jobs; port 0: the kernel chooses, and the line "listening on" shows it
+  --no-token            serve every job that reaches HOST:PORT; without a token and without --no-token, HOST must be
+                        loopback
   --threads N           engines that sum, each with a core of its own (default 1)
   --memory SIZE         most memory for data, as 512M or 4G (default 1G); jobs beyond it are refused
   --metrics FILE        counters in Prometheus' text format, replaced every second
   --metrics-listen HOST:PORT  the same by HTTP, GET /metrics; port 0 lets the kernel choose
   --status-seconds S    a status line this often, 0: never (default 60)
-  --drain-seconds S     after SIGTERM, how long it helps its jobs to their end before it leaves them (default 0); they go on
-                        without it
+  --drain-seconds S     after SIGTERM, the server serves its jobs for at most S seconds more (default 0); the jobs then
+                        go on without the server
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
 HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_CORES,

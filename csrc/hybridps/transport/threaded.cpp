@@ -176,10 +176,10 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
         publish();
       });
       if (answer == TransportThread::CallResult::kLate)
-        core::log_warn("the thread ", thread_->options().name, " has not moved for ",
+        core::log_warn("the thread ", thread_->options().name, " (", name_, ") has not run for ",
                        core::format_seconds(core::to_seconds(thread_->options().patience)),
-                       "; does it get a core? The last messages of an operation leave over ", name_,
-                       " once it goes on. If this process ends before, they are lost, and other ranks wait for them");
+                       ". Is a core free for the thread? The last messages of an operation leave when the thread runs "
+                       "again. If this process ends before, the messages are lost, and other ranks wait for them");
     }
   }
   /// A driving thread sends messages by itself. Payloads to give back count too: a peer may wait for their return.
@@ -351,7 +351,8 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     is_looking_ = false;
     const core::Status status = thread_->add(*this);
     if (!status.is_ok()) {
-      core::log_warn(name_, " stays with the thread that sums, though it keeps that busy: ", status.message());
+      core::log_warn(name_, " has no thread of its own: ", status.message(),
+                     ". The thread that sums also moves the data, and is busy");
       handover_.reset();
       return;
     }

@@ -84,8 +84,8 @@ void LostServers::fail_steps(int member, const std::string& why) {
       core::Status(
           core::Code::kPeerDead,
           group_.info.member_text(member) + " is gone: " + why +
-              "; it kept a part of the outer optimizer's state (LocalSteps), which is lost: go on in a new group, "
-              "with the state that was saved last"));
+              ". The server held a part of the outer optimizer's state (LocalSteps), and this part is lost. What to "
+              "do: make a new group and load the state that was saved last"));
 }
 
 void LostServers::on_launched(OperationRun& run) {
@@ -199,11 +199,10 @@ void LostServers::on_forgets(int member, const wire::Failover& forgets, const st
   const bool is_first = forgotten_.count(member) == 0;
   forgotten_[member] = forgets.first;
   if (is_first && group_.info.topology.rank() == 0)
-    core::log_warn(
-        "group \"", group_.info.name, "\": ", group_.info.member_text(member),
-        " has no memory to remember what the codec leaves out of its sums: on all ranks these go without error "
-        "feedback (",
-        why, "; a quarter of its --memory). hybridps.compress.stats()[\"refused_by_servers\"] counts the tensors");
+    core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
+                   " has no memory for error feedback, so some tensors go without error feedback on all ranks (", why,
+                   "). What to do: raise the server's --memory; a quarter of it is for error feedback. "
+                   "hybridps.compress.stats()[\"refused_by_servers\"] counts the tensors");
 }
 
 std::uint64_t LostServers::tensors_forgotten() const noexcept {
@@ -216,9 +215,8 @@ std::uint64_t LostServers::tensors_forgotten() const noexcept {
 void LostServers::on_leaving(int member) {
   if (group_.steps && owns_steps(member))
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member),
-                   " was told to stop, and keeps a part of the outer optimizer's state (LocalSteps): the group fails "
-                   "when it ends; "
-                   "let its --drain-seconds outlast the job");
+                   " was told to stop, but it holds a part of the outer optimizer's state (LocalSteps). When the "
+                   "server ends, the group fails. What to do: give the server a --drain-seconds longer than the job");
   else if (group_.servers.advance(member, Phase::kLeaving))
     group_.plans->leave_out();
 }

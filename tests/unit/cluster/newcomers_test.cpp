@@ -286,7 +286,7 @@ TEST_CASE("cluster/newcomers: none joins a group whose sums may be coded already
     INFO(host.outcome->to_string());
     CHECK(host.outcome->is_ok() == !is_coded);
     if (is_coded)
-      CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: its sums are coded on the device") !=
+      CHECK(host.outcome->to_string().find("rank 1 (host1) cannot use it: the device encodes sums of this group") !=
             std::string::npos);
     CHECK(host.group(0).info.members.size() == (is_coded ? 3 : 4));
     CHECK(host.group(1).info.coded_or_joined->may_code() == is_coded);

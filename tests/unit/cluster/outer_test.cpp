@@ -264,7 +264,7 @@ TEST_CASE("cluster/outer: a dedicated server that dies or leaves fails the group
         failed_in_a_step += errors[r].empty() ? 0 : 1;
         if (!errors[r].empty()) {
           CHECK(errors[r].find("the dedicated server host4 is gone: ") != std::string::npos);
-          CHECK(errors[r].find("outer optimizer's state (LocalSteps), which is lost") != std::string::npos);
+          CHECK(errors[r].find("outer optimizer's state (LocalSteps), and this part is lost") != std::string::npos);
         }
       }
       // Nor does any later operation, of whatever kind.

@@ -140,9 +140,8 @@ core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, st
   }
   std::uint32_t slot = 0;
   if (!take_slot(slot)) {
-    return Status(Code::kOutOfResources,
-                  "more than " + std::to_string(options_.peers_max) +
-                      " engines on this host; raise LOCAL_WORLD_SIZE, from which the room is reckoned (peers_max)");
+    return Status(Code::kOutOfResources, "this host has more than " + std::to_string(options_.peers_max) +
+                                             " engines; raise LOCAL_WORLD_SIZE, which sets the limit");
   }
   endpoint = &add_endpoint(peer);
   endpoint->open_slot(slot);

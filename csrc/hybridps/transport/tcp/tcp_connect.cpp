@@ -48,7 +48,8 @@ constexpr int kKeepAliveSeconds = 4;
 
 std::string cannot_go_on(const TcpLink& link) {
   return "the connection to " + link.to + " broke (" + link.why +
-         "), and cannot go on: bytes are lost that its sender has let go. Does a proxy stand between the two?";
+         ") and cannot go on: the sender no longer has bytes that the receiver lacks. Does a proxy stand between the "
+         "two hosts?";
 }
 
 }  // namespace

@@ -205,8 +205,8 @@ void TcpTransportImpl::go_on(TcpLink& link) {
     static core::LogRate rate(core::from_seconds(10));
     const core::Duration pause = core::Clock::now() - link.lost_at;
     if (rate.permit())
-      core::log_warn(link.why, "; it goes on after ", core::format_seconds(core::to_seconds(pause)),
-                     " over a new one, and nothing is lost");
+      core::log_warn(link.why, "; after ", core::format_seconds(core::to_seconds(pause)),
+                     " a new connection goes on, and nothing is lost");
   }
   link.acknowledged_before = link.session.acknowledged();
   link.received_before = link.session.received();

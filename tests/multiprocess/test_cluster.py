@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import hosts  # noqa: E402
 
 from hybridps.tools.cluster.meeting import card_pairs, rounds  # noqa: E402
-from hybridps.tools.cluster.probe import STRANGERS_MAX, Listener, handshake, reaches  # noqa: E402
+from hybridps.tools.cluster.probe import STRANGERS_MAX, Listener, handshake, port_range, reaches  # noqa: E402
 from hybridps.tools.cluster.verdict import clocks, directed, round_trips  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a command of hybridps")
@@ -66,10 +66,13 @@ def examine(network, folder, of_host=None, options=(), absent=()):
 def test_machines_without_a_fault_are_ok(three_hosts, tmp_path):
     image = tmp_path / "paths.png"
     network = three_hosts(dict.fromkeys(NAMES, 200))
-    code, outputs, found = examine(network, tmp_path, options=("--picture", str(image)))
+    ports = {name: {"HYBRIDPS_PORTS": "20000-20009"} for name in NAMES}
+    code, outputs, found = examine(network, tmp_path, ports, options=("--picture", str(image)))
     assert code == 0 and outputs[0][0].splitlines()[-1] == "ok", outputs
     assert not any(out for out, _ in outputs[1:]), outputs
     assert [node["ranks"] for node in found["nodes"]] == [[0, 1], [2], [3]]
+    cards = [card for node in found["nodes"] for card in node["cards"]]
+    assert all(20000 <= card[key] <= 20009 for card in cards for key in ("port", "udp_port")), cards
     ways = directed(found)
     assert len(ways) == 6 and all(way["path_mtu"] == 1500 for way in ways.values()), ways
     assert all(0.1e9 < way["rate"] * 8 < 0.25e9 for way in ways.values()), ways  # the links carry 0.2e9
@@ -133,6 +136,25 @@ def test_cards_talk_to_those_of_their_network():
     assert card_pairs(cards("a"), cards("c")) == [(0, 0)]
     assert card_pairs(cards("a", "b"), cards("a")) == [(0, 0), (1, 0)]
     assert card_pairs(cards("a"), []) == []
+
+
+def test_a_listener_takes_a_free_port_of_the_range():
+    assert list(port_range("20000-20002")) == [20000, 20001, 20002] and list(port_range("7")) == [7]
+    assert not port_range("")
+    secret = os.urandom(16)
+    # Below the kernel's own choices, so that no other process takes one of these meanwhile by chance.
+    ports = range(21700, 21703)
+    listeners = [Listener("127.0.0.1", secret, ports) for _ in ports]
+    try:
+        assert sorted(listener.port for listener in listeners) == list(ports)
+        assert all(listener.udp_port == listener.port for listener in listeners)
+        here = {"address": "127.0.0.1"}
+        assert not any(reaches(here, here | {"port": listener.port}, secret) for listener in listeners)
+        with pytest.raises(OSError, match="no port of HYBRIDPS_PORTS, 21700 to 21702, is free"):
+            Listener("127.0.0.1", secret, ports)
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def test_those_who_do_not_show_the_secret_get_few_threads_and_no_answer():

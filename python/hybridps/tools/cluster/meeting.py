@@ -7,7 +7,7 @@ import socket
 import time
 from datetime import timedelta
 
-from hybridps.tools.cluster.probe import CONNECT_SECONDS, Listener, handshake, probe, reaches
+from hybridps.tools.cluster.probe import CONNECT_SECONDS, Listener, handshake, port_range, probe, reaches
 
 PIECE = 400
 PAIR_SECONDS = 10.0  # the most that a pair of cards takes beside its rates: a path that is shut, the search for its MTU
@@ -152,9 +152,10 @@ def examine(meeting: Meeting, own: dict, seconds: float) -> dict | None:
 
 def _measure(meeting: Meeting, own: dict, leaders: list[int], secret: bytes, seconds: float) -> None:
     listeners, cards, errors = [], [], []
+    ports = port_range(own["settings"].get("PORTS", ""))
     for card in own["cards"]:
         try:
-            listeners.append(Listener(card["address"], secret))
+            listeners.append(Listener(card["address"], secret, ports))
             cards.append({**card, "port": listeners[-1].port, "udp_port": listeners[-1].udp_port})
         except OSError as error:
             errors.append({"card": card["name"], "error": f"nothing can listen on {card['address']}: {error}"})

@@ -1,7 +1,9 @@
 """Plain sockets between two cards: round trips, rates, clocks, the path's MTU."""
 
 import contextlib
+import errno
 import hmac
+import random
 import socket
 import statistics
 import struct
@@ -74,20 +76,40 @@ def _pour(connection: socket.socket, seconds: float) -> None:
     connection.sendall(struct.pack("!I", 0))
 
 
-class Listener:
-    """Answers the probes that come to one card: threads of its own, until close()."""
+def port_range(text: str) -> range:
+    """The ports of a valid HYBRIDPS_PORTS, as "20000-20099"; empty: any free port."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1) if first else range(0)
 
-    def __init__(self, address: str, secret: bytes):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+class Listener:
+    """Answers the probes that come to one card: threads of its own, until close().
+
+    Listens on a free port of `ports`, where a firewall may let only these through.
+    """
+
+    def __init__(self, address: str, secret: bytes, ports: range = range(0)):
         self._secret = secret
         self._strangers = threading.BoundedSemaphore(STRANGERS_MAX)
-        self._tcp = socket.create_server((address, 0), family=family, backlog=64)
+        self._tcp, self._udp = self._listen(address, ports)
         self.port: int = self._tcp.getsockname()[1]
-        self._udp = socket.socket(family, socket.SOCK_DGRAM)
-        self._udp.bind((address, 0))
         self.udp_port: int = self._udp.getsockname()[1]
         for function in (self._accept, self._echo):
             threading.Thread(target=function, daemon=True).start()
+
+    @staticmethod
+    def _listen(address: str, ports: range) -> tuple[socket.socket, socket.socket]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        for port in random.sample(ports, len(ports)) or [0]:
+            udp = socket.socket(family, socket.SOCK_DGRAM)
+            try:
+                udp.bind((address, port))
+                return socket.create_server((address, port), family=family, backlog=64), udp
+            except OSError as error:
+                udp.close()
+                if not ports or error.errno != errno.EADDRINUSE:
+                    raise
+        raise OSError(f"no port of HYBRIDPS_PORTS, {ports[0]} to {ports[-1]}, is free")
 
     def _accept(self) -> None:
         while True:

@@ -3,7 +3,7 @@
     torchx run -s local_cwd examples/launchers/torchx_hybridps.py:job --script examples/train_ddp.py --machines 3 \\
         --servers 1 --token_file ~/token
 
-The ranks' first replica keeps torchrun's rendezvous. With a scheduler of several machines the servers' addresses are given
+The ranks' first replica keeps torch's Store. With a scheduler of several machines the servers' addresses are given
 (--server_hosts), as is the host of the first machine (--host). An application ends when all of its roles do, and servers do
 not end by themselves: `torchx cancel` when the ranks have.
 """
@@ -33,8 +33,8 @@ def job(
         servers: machines that only sum; server I listens on port server_port + I
         server_port: first port of the servers
         server_hosts: their hosts, separated by commas; one for all of them, or one each
-        host: where torchrun's rendezvous is
-        port: its port
+        host: the host of the ranks' first replica, where torch's Store listens
+        port: the Store's port
         token_file: secret of servers and ranks, a path that is there on all machines; needed unless all are this one
         image: image of the containers, for schedulers that use any
         emulate: all machines are this one: each replica is a node of its own
@@ -54,7 +54,8 @@ def job(
         )
         for index, place in enumerate(places)
     ]
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id, "--rdzv-endpoint", f"{host}:{port}"]
+    # A static start: with c10d the Store takes a random port, which no firewall can let through.
+    rendezvous = ["--node-rank", node, "--master-addr", host, "--master-port", str(port)]
     roles.append(
         specs.Role(
             name="ranks",

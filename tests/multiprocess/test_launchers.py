@@ -314,9 +314,15 @@ def test_the_jobset_is_whole():
     spec, rank = found["ranks"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]  # host names need an index
     assert document["spec"]["successPolicy"]["targetReplicatedJobs"] == ["ranks"]
-    env = {entry["name"]: entry["value"] for entry in rank["env"]}
+    env = {entry["name"]: entry.get("value") for entry in rank["env"]}
     assert env["HYBRIDPS_SERVERS"] == f"{name}-servers-0-0.{name}:{found['servers'][1]['ports'][0]['containerPort']}"
-    assert f"--rdzv-endpoint={name}-ranks-0-0.{name}:29500" in rank["command"]
+    # Each pod has its own number; the Store listens on the port that the page of security opens.
+    assert {f"--master-addr={name}-ranks-0-0.{name}", "--master-port=29500", "--node-rank=$(NODE_RANK)"} <= set(rank["command"])
+    number = next(entry for entry in rank["env"] if entry["name"] == "NODE_RANK")
+    assert number["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
+    policy = (ROOT / "docs" / "security.md").read_text()
+    first, last = env["HYBRIDPS_PORTS"].split("-")
+    assert f"port: {first}, endPort: {last}" in policy and "port: 29500" in policy
     assert f"--nnodes={spec['completions']}" in rank["command"]
     for job, (spec, container) in found.items():
         volumes = {volume["name"]: volume for volume in spec["template"]["spec"]["volumes"]}
@@ -383,14 +389,16 @@ def test_the_jobsets_containers_work_together(tmp_path):
     token.chmod(0o600)
     _, server = found["servers"]
     arguments = server["args"][2:]  # behind --listen HOST:PORT
-    variables = {entry["name"]: entry["value"] for entry in found["ranks"][1]["env"]}
+    variables = {entry["name"]: entry["value"] for entry in found["ranks"][1]["env"] if "value" in entry}
     port = free_port()
     own_token = {"HYBRIDPS_TOKEN_FILE": str(token), "HYBRIDPS_TOKEN": "", "HYBRIDPS_NODE": "server"}
     with servers(1, *arguments, env=own_token) as running:
         variables |= {"HYBRIDPS_SERVERS": running[0].address, "HYBRIDPS_TOKEN_FILE": str(token)}
         commands = []
         for index in range(3):
-            words = [re.sub(r"--rdzv-endpoint=.*", f"--rdzv-endpoint=127.0.0.1:{port}", w) for w in found["ranks"][1]["command"]]
+            own = {"--node-rank": index, "--master-addr": "127.0.0.1", "--master-port": port}
+            parts = [word.partition("=") for word in found["ranks"][1]["command"]]
+            words = [f"{name}={own[name]}" if name in own else name + equals + value for name, equals, value in parts]
             node = {"HYBRIDPS_NODE": f"pod{index}", "HYBRIDPS_SERVERS_REQUIRED": "1"}
             commands.append((words, environment(**variables, **node)))
         output = "".join(run(commands))

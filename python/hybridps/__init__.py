@@ -14,8 +14,8 @@ For those who come from BytePS or Horovod there are their calls (docs/from-bytep
 forward does not wait for all gradients `CrossBarrier` (docs/overlap.md); `LocalSteps` exchanges every H steps only
 (docs/local-steps.md).
 
-Settings of a process are environment variables: the command `hybridps env` prints them. Importing this module loads
-neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
+Settings of a process are environment variables: the command `hybridps env --all` prints them. Importing this module
+loads neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
 """
 
 from __future__ import annotations

@@ -357,11 +357,26 @@ def test_the_command_knows_its_version():
     assert done.returncode == 0 and done.stdout == f"hybridps {distribution('hybridps').version}\n"
 
 
-def test_env_prints_the_table_of_settings():
-    done = command("env")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("NAME")
-    assert "HYBRIDPS_NODE" in done.stdout
+def names_in(text: str) -> list[str]:
+    return re.findall(r"^(HYBRIDPS_\w+) ", text, re.M)
+
+
+def test_env_prints_the_main_settings_and_with_all_the_rest():
+    from hybridps.tools.cli import MAIN_SETTINGS
+
+    done, everything = command("env"), command("env", "--all")
+    assert done.returncode == 0 and everything.returncode == 0, done.stderr + everything.stderr
+    assert done.stdout.startswith("NAME") and everything.stdout.startswith("NAME")
+    assert names_in(done.stdout) == list(MAIN_SETTINGS)
+    names = [entry["name"] for entry in load.load_extension().config_table()[0]]
+    assert names_in(everything.stdout) == [*MAIN_SETTINGS, *(name for name in names if name not in MAIN_SETTINGS)]
+    assert done.stdout.splitlines()[-1] == f"{len(names) - len(MAIN_SETTINGS)} more settings: hybridps env --all"
+    assert "more settings" not in everything.stdout
+
+
+def test_env_also_prints_what_is_set():
+    shown = names_in(command("env", HYBRIDPS_TUNE="1", HYBRIDPS_NODE="a").stdout)
+    assert shown[10:] == ["HYBRIDPS_NODE", "HYBRIDPS_TUNE"]
 
 
 def test_env_marks_the_row_of_a_value_that_cannot_be_used():
@@ -427,18 +442,22 @@ def test_without_a_group_there_is_nothing_to_look_at():
 
 
 def test_the_page_of_settings_is_the_table():
+    from hybridps.tools.cli import MAIN_SETTINGS, in_order
+
     code = (
         "from hybridps.backend import load; import json; print(json.dumps(load.load_extension().config_table()[0]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     wanted = []
-    for entry in json.loads(done.stdout):
+    for entry in in_order(json.loads(done.stdout)):
         default = f"`{entry['default']}`" if entry["default"] else "not set"
         wanted.append(f"| `{entry['name']}` | {default} | {entry['unit']} | {entry['doc']} |")
-    with open(os.path.join(os.path.dirname(__file__), "..", "..", "docs", "settings.md")) as page:
-        rows = [line.rstrip("\n") for line in page if line.startswith("| `HYBRIDPS_")]
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `HYBRIDPS_")]
     assert rows == wanted, "docs/settings.md should have:\n" + "\n".join(wanted)
+    listed = re.findall(r"^- .*?: `(HYBRIDPS_\w+)=", page.split("\n## ")[1], re.M)
+    assert listed == list(MAIN_SETTINGS)
 
 
 def test_doctor_finds_nothing_wrong_here():

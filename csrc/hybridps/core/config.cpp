@@ -357,7 +357,7 @@ std::string unknown_name_warning(const std::string& name) {
     }
   }
   return "unknown setting " + printable(name) + " is ignored; did you mean " + nearest +
-         "? `hybridps env` lists all settings";
+         "? `hybridps env --all` lists all settings";
 }
 
 /// Reads all valid settings; calls `refuse(name, value, message)` for each other setting.

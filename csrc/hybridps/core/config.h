@@ -1,8 +1,8 @@
 // hybridps/core/config.h: every setting, in one table; read from the environment once per engine.
 //
 // The setting HYBRIDPS_X is the field x. Its default is the initializer below. Its meaning is the `doc` in config.cpp.
-// `hybridps env` prints both. To add a setting: a field here, a row in config.cpp. Only settings that the code reads
-// belong here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
+// `hybridps env --all` prints both. To add a setting: a field here, a row in config.cpp. Only settings that the code
+// reads belong here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace hybridps::core {
 
-/// One line of `hybridps env`.
+/// One line of `hybridps env --all`.
 struct SettingRow {
   std::string name;           // "HYBRIDPS_POOL_BYTES"
   std::string value;          // as it would be written in the environment

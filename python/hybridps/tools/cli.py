@@ -16,13 +16,42 @@ from hybridps.tools.bench import command as bench
 from hybridps.tools.bench.figures import parse_size
 from hybridps.tools.output import print_any_text, table
 
+# The settings that people need, in the order of docs/settings.md.
+MAIN_SETTINGS = tuple(
+    f"HYBRIDPS_{name}"
+    for name in (
+        "INTERFACE",
+        "PORTS",
+        "SERVERS",
+        "TOKEN_FILE",
+        "SECURITY",
+        "REGION",
+        "NIC_GBPS",
+        "COMPRESS",
+        "DEAD_SECONDS",
+        "LOG_LEVEL",
+    )
+)
 
-def env(_arguments) -> int:
-    """Print every setting with its value, default and origin. A row with a wrong value is marked (exit status 1)."""
+
+def in_order(entries: list[dict]) -> list[dict]:
+    """The rows of config_table(), MAIN_SETTINGS first."""
+    first = {name: place for place, name in enumerate(MAIN_SETTINGS)}
+    return sorted(entries, key=lambda entry: first.get(entry["name"], len(first)))
+
+
+def env(arguments) -> int:
+    """Print the main settings and those that are set, each with value, default and origin. --all: every setting. A row
+    with a wrong value is marked (exit status 1)."""
     rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
     entries, warnings = load_extension().config_table()
+    shown = [
+        entry
+        for entry in in_order(entries)
+        if arguments.all or entry["name"] in MAIN_SETTINGS or entry["source"] != "default" or entry["problem"]
+    ]
     problems = []
-    for entry in entries:
+    for entry in shown:
         mark = ">>" if entry["problem"] else ""
         meaning = f"NOT VALID, see below. {entry['doc']}" if mark else entry["doc"]
         rows.append([mark, *(str(entry[key]) for key in ("name", "value", "default", "source")), meaning])
@@ -30,6 +59,8 @@ def env(_arguments) -> int:
     if not problems:
         rows = [row[1:] for row in rows]
     print(table(rows))
+    if left := len(entries) - len(shown):
+        print(f"{left} more settings: hybridps env --all")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for problem in problems:
@@ -168,7 +199,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         module.add_arguments(command)
         command.set_defaults(function=function)
 
-    add(env)
+    add(env).add_argument("--all", action="store_true", help="every setting")
     machine.add_arguments(add(doctor))
     command = add(run)
     command.usage = "hybridps run [--as NAME[,NAME]] [--advise FILE] [--leave-side-groups] [--] PROGRAM [ARGUMENTS]"

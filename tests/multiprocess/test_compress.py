@@ -276,7 +276,7 @@ def test_what_is_left_out_can_be_saved_and_loaded():
         assert any(norm > 0 for _, _, norm in found["tensors"])
         assert found["nothing"] == 0 and found["after"] > 0
         assert found["unclaimed"][0] == len(found["tensors"]) > found["unclaimed"][1]
-        assert "codec" in found["errors"][0] and "no state" in found["errors"][1] and "damaged" in found["errors"][2]
+        assert "codec" in found["errors"][0] and "not a state" in found["errors"][1] and "damaged" in found["errors"][2]
 
 
 def nothing(rank, world):

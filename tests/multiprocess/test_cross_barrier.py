@@ -267,7 +267,7 @@ def refused(rank, world):
 
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(x).sum()).backward()
-    with pytest.raises(RuntimeError, match="GradScaler has to see all gradients.*bfloat16"):
+    with pytest.raises(RuntimeError, match="GradScaler must see all gradients.*bfloat16"):
         scaler.step(optimizer)
     optimizer.zero_grad()
     torch.amp.GradScaler("cpu", enabled=False).step(optimizer)

@@ -257,7 +257,7 @@ def optimizers(rank, world):
     )
 
     # Refused.
-    with raises("another one was made over the same parameters"):
+    with raises("another DistributedOptimizer was made over the same parameters"):
         hybridps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
         optimizer.step()
     optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.first.parameters(), lr=1.0))

@@ -452,7 +452,7 @@ def refusals(rank, world):
     with pytest.raises(hybridps.RanksDisagree, match="every=4 on rank 0; every=5 on rank 1"):
         make(every=4 + rank)
     local = make()
-    with pytest.raises(ValueError, match="no state of LocalSteps"):
+    with pytest.raises(ValueError, match="not a state of LocalSteps"):
         local.load_state_dict({"version": 9})
     state = local.state_dict()
     with pytest.raises(ValueError, match="momentum of 3 elements"):

@@ -240,4 +240,4 @@ def test_what_cannot_be_read_is_said(tmp_path):
     (tmp_path / "x.hpstrace").write_bytes(b"HPSTRC01")
     assert "cut short" in command("trace", "report", str(tmp_path)).stderr
     (tmp_path / "x.hpstrace").write_bytes(b"something else")
-    assert "no trace of this version" in command("trace", "report", str(tmp_path)).stderr
+    assert "not a trace of this version" in command("trace", "report", str(tmp_path)).stderr

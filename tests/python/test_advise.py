@@ -173,7 +173,7 @@ def test_the_command_advises_between_regions(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "model 1 of 1" in out and "an exchange: 751.7 ms" in out and "every=49 " in out  # of 300 ms
     assert cli.main(["advise", str(path), *between[:1], "2@1,3@1"]) == 2
-    assert "are 5 nodes, the run had 4" in capsys.readouterr().err
+    assert "has 5 nodes, but the run had 4" in capsys.readouterr().err
     path.write_text(json.dumps([vars(run_with(100e6, servers=1))]))
     assert cli.main(["advise", str(path), *between]) == 2
     assert "dedicated servers" in capsys.readouterr().err

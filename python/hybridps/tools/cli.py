@@ -155,7 +155,8 @@ def advise(arguments) -> int:
                 arguments.regions, arguments.nic_gbps, arguments.round_trip_ms, arguments.loss
             )
             if wrong := [run.nodes for run in runs if run.nodes != sum(cluster.nodes)]:
-                raise ValueError(f"--regions {arguments.regions} are {sum(cluster.nodes)} nodes, the run had {wrong[0]}")
+                nodes = sum(cluster.nodes)
+                raise ValueError(f"--regions {arguments.regions} has {nodes} nodes, but the run had {wrong[0]}")
             if any(run.servers for run in runs):
                 raise ValueError("the run had dedicated servers; --regions cannot estimate runs with dedicated servers")
         if not runs and not (cluster and arguments.bytes):

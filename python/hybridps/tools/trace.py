@@ -51,7 +51,7 @@ class Trace:
         self.path = path
         data = path.read_bytes()
         if data[:8] != MAGIC:
-            raise ValueError(f"{path} is no trace of this version of hybridps")
+            raise ValueError(f"{path} is not a trace of this version of hybridps")
         self.about: dict = {}
         self.events: list[Event] = []
         self.peers: dict[int, str] = {}

@@ -90,7 +90,7 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
     """
     backend = backend_of(group)
     if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise ValueError("hybridps.compress.load_state_dict: this is no state of hybridps.compress.state_dict()")
+        raise ValueError("hybridps.compress.load_state_dict: this is not a state of hybridps.compress.state_dict()")
     here = {
         "codec": backend.compression(),
         "rank": dist.get_rank(group),

@@ -200,7 +200,7 @@ class CrossBarrier(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:  # what an enabled GradScaler asks for first in its step()
         self._refuse(
-            "a GradScaler has to see all gradients of all ranks before the first step",
+            "a GradScaler must see all gradients of all ranks before the first step",
             "bfloat16, which needs no scaling, or DistributedOptimizer or DDP",
         )
 

@@ -457,8 +457,8 @@ class _Averager:
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         if self.gradients.closed:
             raise RuntimeError(
-                f"{here(self.gradients.group)}: DistributedOptimizer: another one was made over the same parameters, "
-                "so this one averages nothing any more. What to do: step only the last one, or give each its own "
+                f"{here(self.gradients.group)}: another DistributedOptimizer was made over the same parameters, so "
+                "this one no longer averages anything. What to do: step only the last one, or give each its own "
                 "parameters"
             )
         self.gradients.check_step(optimizer.param_groups)
@@ -512,12 +512,12 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
-            "DistributedOptimizer: LBFGS decides by the loss how often it evaluates the closure, and each rank has its "
-            "own loss: the ranks would part. What to do: another optimizer, or a closure that averages the loss and "
-            "the gradients itself (hybridps.push_pull), with the stock LBFGS"
+            "DistributedOptimizer: LBFGS evaluates the closure as often as the loss asks for. Each rank has its own "
+            "loss, so the ranks would not stay together. What to do: use another optimizer, or the stock LBFGS with a "
+            "closure that averages the loss and the gradients (hybridps.push_pull)"
         )
     if hasattr(optimizer, "skip_synchronize"):
-        raise ValueError("DistributedOptimizer: this optimizer is one already")
+        raise ValueError("DistributedOptimizer: this optimizer is already a DistributedOptimizer")
     compression = Compression.check(compression)
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:

@@ -407,7 +407,7 @@ class LocalSteps:
 
     def _unfit(self, state: Any, elements: int) -> str:
         if not isinstance(state, dict) or state.get("version") != _VERSION:
-            return "load_state_dict: this is no state of LocalSteps.state_dict()"
+            return "load_state_dict: this is not a state of LocalSteps.state_dict()"
         if missing := sorted({"outer", "steps", "rounds", "weights", "momentum"} - state.keys()):
             return f"load_state_dict: the state lacks {', '.join(missing)}"
         if state["outer"] != self.outer:

@@ -1,4 +1,4 @@
-// hybridps/core/idle_cpus.h: how much of the time the CPUs that this thread may use had nothing to do.
+// hybridps/core/idle_cpus.h: the part of the time in which the CPUs of this thread were idle.
 //
 // Model    /proc/stat, whose times have a resolution of about 10 ms: ask at intervals of 100 ms or more. Work of other
 //          processes counts, and so does spinning. A limit of a container (cgroup quota) is not seen.

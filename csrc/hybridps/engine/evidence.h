@@ -1,4 +1,4 @@
-// hybridps/engine/evidence.h: what is known of the processes of other engines, and when that is enough to give one up.
+// hybridps/engine/evidence.h: what an engine knows of other engines' processes, and when it gives one up.
 //
 // Model    Pure: Evidence gets events with their times, and look() returns verdicts. Runtime acts on the verdicts. The
 //          table of evidence is in docs/failures.md ("A connection is not a process").

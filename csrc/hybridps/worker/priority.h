@@ -3,9 +3,11 @@
 //   priority := class | NUMBER | NUMBER ",all_gather=" NUMBER         -128 to 127, default 0; higher numbers go first
 //   class    := "tensor" (3) | "pipeline" (3) | "sharded" (1,all_gather=2) | "data" (0)
 //
-// A class belongs to a dimension of a device mesh. First comes data for which a forward or backward pass waits at once
-// (tensor and pipeline parallelism). Then comes data that is fetched ahead (FSDP's all_gather). Last comes data for
-// which only the optimizer waits.
+// A class belongs to a dimension of a device mesh:
+//   - tensor and pipeline parallelism go first: a forward or backward pass waits for the data at once
+//   - FSDP's all_gather goes next: the data is fetched ahead
+//   - the rest goes last: only the optimizer waits for the data
+//
 // Threads  pure functions.
 #pragma once
 

@@ -3,13 +3,13 @@
 //   relay QUEUE_MS DELAY_MS LOSS SEED MBIT...      one rate for each region; both ways
 //
 // Model    Region i has a TAP device region<i>. A frame waits for its region's uplink, then for the uplink of the other
-// region, then
-//          DELAY_MS. A queue that would hold a frame for more than QUEUE_MS drops the frame. LOSS is the part of frames
-//          that vanish between two regions, drawn at random. MAC addresses are learned as a switch learns them. Nothing
-//          is coalesced: the kernel cuts large packets before a TAP device gets them.
+//          region, then DELAY_MS. A queue that would hold a frame for more than QUEUE_MS drops the frame. LOSS is the
+//          part of frames that vanish between two regions, drawn at random. The relay learns MAC addresses as a switch
+//          does. Nothing is coalesced: the kernel cuts large packets before a TAP device gets them.
 // Output   "ready" when the devices exist. On SIGTERM one line of JSON: frames and bytes that left each region, drops,
-// losses. Source   the model of Mahimahi's link shell (Netravali et al., USENIX ATC 2015): one queue, one rate, one
-// delay each way.
+//          losses.
+// Source   the model of Mahimahi's link shell (Netravali et al., USENIX ATC 2015): one queue, one rate, one delay each
+//          way.
 
 #include <fcntl.h>
 #include <linux/if.h>

@@ -33,8 +33,7 @@ long number_from(const char* name, long otherwise) {
 
 }  // namespace
 
-// Order
-// -----------------------------------------------------------------------------------------------------------------
+// --- Order
 
 int Order::add_stream() {
   const std::lock_guard lock(mutex_);
@@ -147,8 +146,7 @@ void Order::report(std::string text) {
   if (reports_.size() < kReportsMax) reports_.push_back(std::move(text));
 }
 
-// SimulatedDevice
-// -------------------------------------------------------------------------------------------------------
+// --- SimulatedDevice
 
 Settings Settings::from_environment() {
   Settings settings;
@@ -351,8 +349,7 @@ void SimulatedDevice::free_device(std::byte* memory) noexcept {
   fake_.free_device(memory);
 }
 
-// torch's side
-// ----------------------------------------------------------------------------------------------------------
+// --- torch's side
 
 void SimulatedDevice::launch(int stream, const char* what, const std::vector<Access>& accesses,
                              std::function<void()> kernel) {
@@ -530,8 +527,7 @@ std::uint64_t SimulatedDevice::bytes_in_use() const {
   return in_use_;
 }
 
-// All of a process
-// --------------------------------------------------------------------------------------------------------
+// --- All of a process
 
 namespace {
 std::atomic<bool> made{false};

@@ -1,16 +1,19 @@
 // tests/simulated/device.h: an accelerator that torch and hybridps use together. Free of torch.
 //
 // Model    A FakeDevice (hardware queues are threads, seeded pauses, the driver's lock, memory that the host cannot
-//          touch) with a book beside it, Order, that says of every access whether what it needs comes before it. The
-//          book is kept when work is put on a stream, so a wait that is missing is found whatever the threads' timing:
-//          not by a wrong value, which needs luck. Order's rules: work of one stream is in order; a stream that waits
-//          for an event has what came before its recording; the host has what it waited for, and what came before a
-//          flag once that was written; what is put on a stream has what the host had then. A stream that waits for a
-//          flag has nothing by it: CUDA gives no order of the memory of a device there that an event would not give,
-//          and hybridps has both. Freed memory is written to (poison) on the stream that it belongs to: whoever still
-//          uses it is found. That is stricter than CUDA, where the next owner's first write is what counts: FSDP2 frees
-//          gradients of its reduce-scatter stream while the optimizer reads them, and lets that stream wait before it
-//          uses them again.
+//          touch) with a book beside it, Order. Order says of every access whether its needs come before it. The book
+//          is kept when work is put on a stream. So a missing wait is found with any timing of the threads, and not by
+//          luck, from a wrong value.
+// Order    The rules:
+//            - Work of one stream is in order.
+//            - A stream that waits for an event has what came before the event's recording.
+//            - The host has what it waited for, and what came before a flag once the flag was written.
+//            - Work that is put on a stream has what the host had then.
+//            - A stream that waits for a flag gets nothing by this wait. CUDA gives no order of a device's memory there
+//              that an event would not give, and hybridps uses both.
+// Freed    Freed memory is overwritten (poison) on the stream that it belongs to, so a late user is found. This is
+//          stricter than CUDA, where the next owner's first write counts. Example: FSDP2 frees gradients of its
+//          reduce-scatter stream while the optimizer reads them, and lets that stream wait before it uses them again.
 // Threads  any.
 #pragma once
 

@@ -45,8 +45,7 @@ namespace {
 using device::FakeDevice;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
-// Streams and devices of a thread
-// -----------------------------------------------------------------------------------------
+// --- Streams and devices of a thread
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::vector<c10::StreamId> current_streams;
@@ -515,8 +514,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_storage);
 }
 
-// For hybridps
-// ----------------------------------------------------------------------------------------------------------
+// --- For hybridps
 
 class SimulatedAccelerator final : public pg::Accelerator {
  public:

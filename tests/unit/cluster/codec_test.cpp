@@ -595,8 +595,7 @@ TEST_CASE(
   }
 }
 
-// Memory that is coded already
-// ------------------------------------------------------------------------------------------
+// --- Memory that is coded already
 
 namespace {
 

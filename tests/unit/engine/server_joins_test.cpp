@@ -24,7 +24,7 @@ using bootstrap::Bytes;
 using engine::ServerRequest;
 using test::Cluster;
 
-/// A admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the
+/// An admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the
 /// cluster is done in the test's thread, by serve().
 struct Played {
   Played(Cluster& c, int port = 0, const std::string& token = "secret") : cluster(c) {

@@ -16,8 +16,7 @@ struct Cuda {
 #define HYBRIDPS_DEVICE_BACKENDS Cuda
 #include "tests/unit/device/device_contract.h"
 
-// Without a GPU: the calls, on a driver that only takes notes.
-// ----------------------------------------------------------
+// --- Without a GPU: the calls, on a driver that only takes notes
 
 namespace {
 
@@ -198,8 +197,7 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(book.contexts == 0);
 }
 
-// Kernels
-// -------------------------------------------------------------------------------------------------------------------
+// --- Kernels
 
 struct Compiler {
   std::vector<std::string> options;

@@ -32,8 +32,7 @@ struct Nccl {
 #define HYBRIDPS_LOCAL_BACKENDS Nccl
 #include "tests/unit/intranode/local_group_contract.h"
 
-// Without GPUs: the calls, on a library that only takes notes.
-// ----------------------------------------------------------
+// --- Without GPUs: the calls, on a library that only takes notes
 
 namespace {
 

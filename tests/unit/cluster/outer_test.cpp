@@ -217,7 +217,7 @@ TEST_CASE("cluster/outer: a dedicated server without memory for the momentum fai
   const std::string error = job.run([](int) { return Call{}; }, data);
   INFO(error);
   CHECK(error.find("a dedicated server has no memory for the outer optimizer's momentum") != std::string::npos);
-  CHECK(error.find("of 1000 bytes for it 0 are used") != std::string::npos);
+  CHECK(error.find("and 0 of 1000 bytes are used") != std::string::npos);
 }
 
 // An heir has no momentum: what it made of the sum would be wrong, and nobody would know.

@@ -99,7 +99,7 @@ TEST_CASE("outer/state: without memory, a slot or the same size there is an erro
     std::vector<float> other(100, 1.0F);
     const core::Status refused = apply(state, 2, 100, 0, step, other);
     CHECK(refused.code() == core::Code::kOutOfResources);
-    CHECK(std::string(refused.message()).find("400 bytes for slot 2, of 1000 bytes for it 800 are used") !=
+    CHECK(std::string(refused.message()).find("slot 2 needs 400 bytes, and 800 of 1000 bytes are used") !=
           std::string::npos);
     for (const float v : other) CHECK(std::isnan(v));
     // What needs no memory goes on.

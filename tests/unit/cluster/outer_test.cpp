@@ -273,7 +273,7 @@ TEST_CASE("cluster/outer: a dedicated server that dies or leaves fails the group
       errors.assign(4, "none");
       for (int r = 0; r < 4; ++r) submit(r, ReduceOp::kSum);
       REQUIRE(job.cluster.run_until([&] { return done == 4; }, 100000000));
-      for (const std::string& error : errors) CHECK(error.find("which is lost") != std::string::npos);
+      for (const std::string& error : errors) CHECK(error.find("and this part is lost") != std::string::npos);
     }
   }
   CHECK(failed_in_a_step > 30);

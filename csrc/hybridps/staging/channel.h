@@ -168,7 +168,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   void choose_codes(std::vector<Slice>& slices, const StagingRequest& request, engine::Group& group, bool rails);
   bool can_encode();
   void make_direct(std::vector<Slice>& slices, const worker::Operation& operation, engine::Group& group, bool rails);
-  core::Result<device::HostMemory> pin(std::uint64_t& bytes, std::uint64_t least);
+  core::Result<device::HostMemory> pin(std::uint64_t& bytes, std::uint64_t slice_bytes);
   void break_down(const core::Status& status, engine::Group* group);
 
   /// On the driver's thread: checks whether device and library still work. The Stager's thread acts on the findings.

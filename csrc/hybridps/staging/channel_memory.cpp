@@ -65,11 +65,12 @@ void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& o
 }
 
 core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operation_bytes) {
-  const std::uint64_t wanted = ring_bytes(slice_bytes, operation_bytes, ring_.bytes());
+  const std::uint64_t have = ring_.bytes();
+  const std::uint64_t wanted = ring_bytes(slice_bytes, operation_bytes, have);
   std::uint64_t bytes = std::max(slice_bytes, std::min(wanted, pinned_bytes_max_));
-  if (bytes <= ring_.bytes()) return {};
+  if (bytes <= have) return {};
   auto larger = pin(bytes, slice_bytes);
-  if (!larger.is_ok() && slice_bytes <= ring_.bytes()) return {};  // what there is will do
+  if (!larger.is_ok() && slice_bytes <= have) return {};  // what there is will do
   if (!larger.is_ok()) return larger.status();
 
   // The old memory is released after its last user.
@@ -86,25 +87,34 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
   return {};
 }
 
-/// Pinned memory: `bytes`, or less where the system has no more, but `least`. Only pinned memory will do: a copy from
-/// other memory takes its bytes in the call, before they have come from the network.
-core::Result<device::HostMemory> Channel::pin(std::uint64_t& bytes, std::uint64_t least) {
+/// Pinned memory: `bytes`, or less where the system has no more, but more than the ring has, enough for a slice, and
+/// not less than kStagingBytesMin. Only pinned memory will do: a copy from other memory takes its bytes in the call,
+/// before they have come from the network.
+core::Result<device::HostMemory> Channel::pin(std::uint64_t& bytes, std::uint64_t slice_bytes) {
   const std::uint64_t wanted = bytes;
+  const std::uint64_t have = ring_.bytes();
+  const std::uint64_t least = std::max(slice_bytes, std::min(kStagingBytesMin, wanted));
   auto made = pool_->take_host(bytes);
-  while (!made.is_ok() && made.status().code() == Code::kOutOfResources && bytes > least) {
+  while (!made.is_ok() && made.status().code() == Code::kOutOfResources && bytes > least &&
+         std::max(bytes / 2, least) > have) {
     bytes = std::max(bytes / 2, least);
     made = pool_->take_host(bytes);
   }
-  if (bytes < wanted || !made.is_ok()) pinned_bytes_max_ = made.is_ok() ? bytes : std::max(ring_.bytes(), least);
-  if (!made.is_ok())
-    return Status(made.status().code(), "staging for " + device_->describe() + " needs " + std::to_string(least) +
-                                            " bytes of pinned memory: " + std::string(made.status().message()) +
-                                            "; raise the memory limit of the container, or lower HYBRIDPS_SLICE_BYTES");
-  if (bytes < wanted && !std::exchange(warned_, true))
-    core::log_warn("staging for ", device_->describe(), ": only ", bytes, " of ", wanted,
-                   " bytes could be pinned, so less of an operation is under way at a time. Raise the memory limit of "
-                   "the container, or lower HYBRIDPS_STAGING_BYTES");
-  return made;
+  if (made.is_ok() && bytes == wanted) return made;
+  const bool will_do = slice_bytes <= have;  // the ring as it is
+  if (made.is_ok() || will_do) {
+    pinned_bytes_max_ = made.is_ok() ? bytes : have;
+    if (!std::exchange(warned_, true))
+      core::log_warn("staging for ", device_->describe(), ": only ", pinned_bytes_max_, " of ", wanted,
+                     " bytes could be pinned, so less of an operation is under way at a time. Raise the memory limit "
+                     "of the container, or lower HYBRIDPS_STAGING_BYTES");
+    return made;
+  }
+  std::string text = "staging for " + device_->describe() + " needs " + std::to_string(least) +
+                     " bytes of pinned memory: " + std::string(made.status().message()) +
+                     "; raise the memory limit of the container, or use fewer process groups";
+  if (slice_bytes > kStagingBytesMin) text += ", or lower HYBRIDPS_SLICE_BYTES";
+  return Status(made.status().code(), text);
 }
 
 }  // namespace hybridps::staging

@@ -51,14 +51,14 @@ TEST_CASE("staging/stager: where less can be pinned the ring is smaller and resu
   std::vector<Rank> all;
   for (auto& group : ClusterGroup::open(cluster)) {
     FakeOptions options = fake(6);
-    options.pinned_bytes_max = 4096 + 70000;  // the flags, and a few slices
+    options.pinned_bytes_max = 4096 + (3 << 19);  // the flags, and 1.5 MiB
     all.emplace_back(group, options, small());
   }
   std::vector<Part> parts;
   std::vector<std::shared_ptr<Staged>> staged;
   for (std::uint32_t turn = 0; turn < 4; ++turn) {
     for (Rank& rank : all) {
-      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 100000, turn));
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 300000, turn));  // 2 MiB are wanted
       *parts.back().output = parts.back().given_output;
       staged.push_back(rank.enqueue(parts.back().operation));
       REQUIRE(staged.back());
@@ -67,29 +67,79 @@ TEST_CASE("staging/stager: where less can be pinned the ring is smaller and resu
   for (const auto& s : staged) REQUIRE(s->wait(core::Clock::now() + kLong));
   for (Rank& rank : all) {
     REQUIRE(eventually([&] { return rank.over->load() == 4; }));
-    CHECK(rank.channel->staging_bytes() <= 70000);
+    CHECK(rank.channel->staging_bytes() == 1 << 20);
   }
   for (const Part& part : parts) CHECK((*part.output == part.expected));
 }
 
-TEST_CASE("staging/stager: where no slice can be pinned the operation fails on all ranks and says what to raise",
-          "[staging][fast]") {
+TEST_CASE("staging/stager: a ring that cannot grow stays as it is and is told once", "[staging][fast]") {
+  test::CapturedStderr captured;
   ClusterThread cluster(nodes({0, 1}, 6));
   std::vector<Rank> all;
+  ChannelOptions options = small();
+  options.staging_bytes_max = std::uint64_t{16} << 20;
   for (auto& group : ClusterGroup::open(cluster)) {
-    FakeOptions options = fake(6);
-    if (group->rank() == 1) options.pinned_bytes_max = 8192;  // the flags, and no slice
-    all.emplace_back(group, options, small());
+    FakeOptions device = fake(6);
+    // The flags, a ring of 4 MiB, and beside it less than that.
+    device.pinned_bytes_max = 4096 + (4 << 20) + (3 << 20);
+    all.emplace_back(group, device, options);
   }
-  std::vector<Part> parts;
-  for (Rank& rank : all) parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 100000, 1));
-  const auto first = all[0].enqueue(parts[0].operation);
-  CHECK_FALSE(all[1].enqueue(parts[1].operation));
-  CHECK(all[1].refused.code() == core::Code::kOutOfResources);
-  for (const char* const said : {"bytes of pinned memory", "memory limit of the container", "HYBRIDPS_SLICE_BYTES"})
-    CHECK(all[1].refused.to_string().find(said) != std::string::npos);
-  REQUIRE(eventually([&] { return first->is_over(); }));
-  CHECK(first->status().to_string().find("bytes of pinned memory") != std::string::npos);
+  int issued = 0;
+  std::vector<Part> parts;  // on the streams until the end
+  const auto reduce = [&](std::size_t count) {
+    const std::size_t first = parts.size();
+    for (Rank& rank : all) {
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, count, 1));
+      *parts.back().output = parts.back().given_output;
+      REQUIRE(rank.enqueue(parts.back().operation));
+    }
+    ++issued;
+    for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == issued; }));
+    for (std::size_t i = first; i < parts.size(); ++i) CHECK((*parts[i].output == parts[i].expected));
+  };
+  reduce(500000);
+  for (Rank& rank : all) CHECK(rank.channel->staging_bytes() == 4 << 20);
+  for (int turn = 0; turn < 3; ++turn) {
+    reduce(1000000);  // 8 MiB are wanted
+    for (Rank& rank : all) CHECK(rank.channel->staging_bytes() == 4 << 20);
+  }
+  const std::size_t all_ranks = all.size();
+  all.clear();
+  const std::string told = captured.finish();
+  std::size_t times = 0;
+  constexpr const char* kTold = "only 4194304 of 8388608 bytes could be pinned";
+  for (std::size_t at = told.find(kTold); at != std::string::npos; at = told.find(kTold, at + 1)) ++times;
+  CHECK(times == all_ranks);
+  CHECK(told.find("Raise the memory limit of the container, or lower HYBRIDPS_STAGING_BYTES") != std::string::npos);
+}
+
+TEST_CASE("staging/stager: where too little can be pinned the operation fails on all ranks and says what to raise",
+          "[staging][fast]") {
+  for (const bool large_slices : {false, true}) {
+    ClusterThread cluster(nodes({0, 1}, 6));
+    std::vector<Rank> all;
+    ChannelOptions channel = small();
+    if (large_slices) channel.limits.slice_bytes = 4 << 20;
+    for (auto& group : ClusterGroup::open(cluster)) {
+      FakeOptions options = fake(6);
+      // Enough for slices of 4 KiB, of which a ring would never end to be made smaller.
+      if (group->rank() == 1) options.pinned_bytes_max = 4096 + 70000;
+      all.emplace_back(group, options, channel);
+    }
+    std::vector<Part> parts;
+    for (Rank& rank : all) parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 500000, 1));
+    const auto first = all[0].enqueue(parts[0].operation);
+    CHECK_FALSE(all[1].enqueue(parts[1].operation));
+    CHECK(all[1].refused.code() == core::Code::kOutOfResources);
+    const std::string text = all[1].refused.to_string();
+    INFO(text);
+    CHECK(text.find("needs " + std::to_string(large_slices ? 2000000 : 1 << 20) + " bytes of pinned memory") !=
+          std::string::npos);
+    CHECK(text.find("raise the memory limit of the container") != std::string::npos);
+    CHECK((text.find("HYBRIDPS_SLICE_BYTES") != std::string::npos) == large_slices);
+    REQUIRE(eventually([&] { return first->is_over(); }));
+    CHECK(first->status().to_string().find("bytes of pinned memory") != std::string::npos);
+  }
 }
 
 TEST_CASE("staging/stager: operations on host memory keep their place among those on the device", "[staging][fast]") {

@@ -52,7 +52,7 @@ Channel::Channel(std::shared_ptr<Stager> stager, std::shared_ptr<device::Device>
   pool_->channels().fetch_add(1);
   count_streams(options_.one_stream ? 1 : 2);
   opened_ = open();
-  if (opened_.code() != Code::kUnsupported) return;
+  if (opened_.is_ok()) return;
   // The other ranks would wait for this one.
   if (const auto joined = group_.lock())
     joined->abort(std::string(opened_.message()) + " (rank " + std::to_string(joined->rank()) + ")");
@@ -82,12 +82,11 @@ core::Status Channel::open() {
   ready_ = flags_.flag_at(kReadyAt);
   done_ = flags_.flag_at(kDoneAt);
   ended_ = flags_.flag_at(kEndedAt);
-  if (Status status = pool_->check_flags(in_, flags_.flag_at(kProbeAt)); !status.is_ok())
-    return Status(status.code(),
-                  "streams of " + device_->describe() +
-                      " cannot write or wait for words of host memory, as with confidential computing: " +
-                      std::string(status.message()) + "; use backend \"cpu:hybridps,cuda:nccl\"");
-  return {};
+  const Status status = pool_->check_flags(in_, flags_.flag_at(kProbeAt));
+  if (status.code() != Code::kUnsupported) return status;
+  return Status(status.code(), "streams of " + device_->describe() +
+                                   " cannot write or wait for words of host memory, as with confidential computing: " +
+                                   std::string(status.message()) + "; use backend \"cpu:hybridps,cuda:nccl\"");
 }
 
 /// What a channel leaves behind. Others may use the remains when the streams have run out of work. An operation that

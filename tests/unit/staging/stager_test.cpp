@@ -480,6 +480,26 @@ TEST_CASE("staging/stager: a device without flags is refused at once and on all 
   all[1].stager->stop(10s);
 }
 
+TEST_CASE("staging/stager: a device that fails when a channel opens ends the group on all ranks", "[staging][fast]") {
+  for (const bool out_of_memory : {false, true}) {
+    ClusterThread cluster(nodes({0, 1}, 25));
+    auto all = ranks(cluster, 25, 8);
+    FakeOptions options = fake(25);
+    if (out_of_memory) options.pinned_bytes_max = 100;  // not even flags
+    const auto failed = std::make_shared<FakeDevice>(options);
+    const auto device = device_on != nullptr ? device_on(failed) : failed;
+    if (!out_of_memory) failed->break_down("an illegal memory access was encountered");
+    const auto refused = all[1].stager->open(device, all[1].group, small());
+    CHECK(refused.status().code() == (out_of_memory ? core::Code::kOutOfResources : core::Code::kInternal));
+    CHECK(eventually([&] { return !all[0].group->status().is_ok(); }));
+    const std::string told = all[0].group->status().to_string();
+    CHECK(told.find(out_of_memory ? "memory limit of the container" : "an illegal memory access was encountered") !=
+          std::string::npos);
+    CHECK(told.find("(rank 1)") != std::string::npos);
+    all[1].stager->stop(10s);
+  }
+}
+
 TEST_CASE("staging/stager: what the network did not bring is NaN on the device", "[staging][fast]") {
   ClusterThread cluster(nodes({0, 1}, 24));
   auto all = ranks(cluster, 24, 8);

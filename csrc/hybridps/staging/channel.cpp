@@ -401,7 +401,11 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
   }
   const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
   WaitingSlice waiting{number, collective ? group.reserve() : 0, {}, staged, {}};
-  for (const Copy& copy : slice.out) waiting.results.push_back({base + copy.offset, copy.bytes});
+  for (const Copy& copy : slice.out) waiting.results.pieces.push_back({base + copy.offset, copy.bytes});
+  // Messages are bytes on the wire, and codes have a scale in front that all bits set make NaN.
+  const core::DType elements = slice.operation.elements;
+  const core::DType dtype = elements != core::DType::kBytes ? elements : slice.operation.dtype;
+  waiting.results.mark = slice.operation.coded ? 0xff : mark_of(dtype);
   slice.bind(base, direct.data);
   slice.operation.device_memory = std::move(direct.held);
   waiting.operation = std::move(slice.operation);

@@ -24,10 +24,10 @@
 //          device or the network: Staged::wait(); Stager::stop(); enqueue() where the pool has too little; the first
 //          collective of a channel that may have Local (or connect() before it).
 // Failures an operation that fails (deadline, dead peer, abort) still moves its flags, so no stream hangs. The device
-//          memory of a failed operation is undefined; most of what the network did not bring has all bits set, which is
-//          NaN for floats. Staged::status() reports the failure. If nobody asked, the
-//          channel's next enqueue() reports the failure once. A failed device aborts the group. So does a caller's
-//          stream that does not reach the operation before its deadline.
+//          memory of a failed operation is undefined; most of what the network did not bring is NaN (mark_of()).
+//          Staged::status() reports the failure. If nobody asked, the channel's next enqueue() reports the failure
+//          once. A failed device aborts the group. So does a caller's stream that does not reach the operation before
+//          its deadline.
 #pragma once
 
 #include <chrono>
@@ -134,12 +134,16 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     LocalStep after;
     core::Deadline deadline;
   };
+  struct SliceResults {
+    std::vector<worker::Piece> pieces;  // in staging
+    unsigned char mark = 0xff;          // mark_of() their type
+  };
   struct WaitingSlice {  // a slice that waits for the in stream
     std::uint64_t number = 0;
     std::uint64_t sequence = 0;
     worker::Operation operation;
     std::shared_ptr<Staged> staged;
-    std::vector<worker::Piece> results;  // in staging
+    SliceResults results;
   };
   struct Retired {
     device::HostMemory memory;
@@ -186,8 +190,7 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   bool is_idle() const;
   void submit(WaitingSlice waiting);
   void expire(const core::Status& status, engine::Group* group);
-  void slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome,
-                  const std::vector<worker::Piece>& results);
+  void slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome, const SliceResults& results);
 
   const std::shared_ptr<Stager> stager_;
   const std::shared_ptr<device::Device> device_;
@@ -242,6 +245,9 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
 
 /// A slice's number, as a flag holds it.
 inline std::uint32_t word_of(std::uint64_t number) { return static_cast<std::uint32_t>(number); }
+/// The byte that each byte of a result gets which the network did not bring: NaN in every type that has one, true in
+/// bool, all bits set in the others.
+unsigned char mark_of(core::DType dtype) noexcept;
 /// Error kUnsupported: a graph is recorded on the stream.
 core::Status check_not_captured(device::Device& device, device::DeviceStream stream);
 /// The error of `what` when the group is gone.

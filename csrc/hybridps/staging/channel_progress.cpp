@@ -186,12 +186,21 @@ void Channel::expire(const Status& status, engine::Group* group) {
   stager_->activate(shared_from_this());
 }
 
+unsigned char mark_of(core::DType dtype) noexcept {
+  switch (dtype) {
+    case core::DType::kFloat8E4M3fnuz:
+    case core::DType::kFloat8E5M2fnuz: return 0x80;  // their only NaN, where others have -0
+    case core::DType::kBool: return 1;
+    default: return 0xff;
+  }
+}
+
 void Channel::slice_done(std::uint64_t number, Staged& staged, const worker::Outcome& outcome,
-                         const std::vector<worker::Piece>& results) {
+                         const SliceResults& results) {
   const device::NoDriverCalls the_out_stream_waits_for_this;
   // The stream goes on with what is there, and the program may look at no error: NaN shows in its next loss.
   if (!outcome.status.is_ok())
-    for (const worker::Piece& piece : results) std::memset(piece.data, 0xff, piece.bytes);
+    for (const worker::Piece& piece : results.pieces) std::memset(piece.data, results.mark, piece.bytes);
   staged.slice_done(outcome);  // first, so that a thread that sees the flag sees the failure too
   bool withheld = false;
   {

@@ -500,17 +500,37 @@ TEST_CASE("staging/stager: a device that fails when a channel opens ends the gro
   }
 }
 
-TEST_CASE("staging/stager: what the network did not bring is NaN on the device", "[staging][fast]") {
+TEST_CASE("staging/stager: what the network did not bring is NaN on the device, in every type that has one",
+          "[staging][fast]") {
+  const auto byte_of = [](core::DType dtype) {
+    const bool fnuz = dtype == core::DType::kFloat8E4M3fnuz || dtype == core::DType::kFloat8E5M2fnuz;
+    return fnuz ? 0x80 : dtype == core::DType::kBool ? 1 : 0xff;
+  };
+  for (const auto dtype : {core::DType::kInt32, core::DType::kBfloat16, core::DType::kFloat8E4M3fn,
+                           core::DType::kFloat8E4M3fnuz, core::DType::kFloat8E5M2fnuz, core::DType::kBool}) {
+    ClusterThread cluster(nodes({0, 1}, 24));
+    auto all = ranks(cluster, 24, 8);
+    Part part = make(Kind::kAllGather, 0, 2, 5000, 1);
+    part.operation.dtype = dtype;
+    part.operation.timeout = 200ms;
+    *part.output = part.given_output;
+    const auto staged = all[0].enqueue(part.operation);  // rank 1 does not come
+    REQUIRE(staged);
+    REQUIRE(eventually([&] { return staged->is_over(); }));
+    CHECK(staged->status().code() == core::Code::kTimeout);
+    CHECK(static_cast<std::uint32_t>(part.output->back()) == 0x01010101U * static_cast<std::uint32_t>(byte_of(dtype)));
+  }
+  // Messages are bytes to the engine.
   ClusterThread cluster(nodes({0, 1}, 24));
   auto all = ranks(cluster, 24, 8);
-  Part part = make(Kind::kAllGather, 0, 2, 5000, 1);
-  part.operation.timeout = 200ms;
-  *part.output = part.given_output;
-  const auto staged = all[0].enqueue(part.operation);  // rank 1 does not come
+  Values values(1000);
+  worker::Operation receive = message(false, 1, values);
+  receive.elements = core::DType::kFloat8E4M3fnuz;
+  receive.timeout = 200ms;
+  const auto staged = all[0].enqueue(receive);
   REQUIRE(staged);
   REQUIRE(eventually([&] { return staged->is_over(); }));
-  CHECK(staged->status().code() == core::Code::kTimeout);
-  CHECK(part.output->back() == -1);  // all bits set
+  CHECK(static_cast<std::uint32_t>(values.back()) == 0x80808080U);
 }
 
 TEST_CASE("staging/stager: a stream that records a graph is refused before anything happens", "[staging][fast]") {

@@ -71,6 +71,7 @@ class CheckedDriver {
     return fakes_[static_cast<std::size_t>(index)].lock();
   }
   int calls() const { return calls_.load(); }
+  int contexts_retained() const { return contexts_retained_.load(); }
   /// From now on streams cannot write or wait for words.
   void refuse_memory_operations() { memory_operations_ = false; }
   /// The process exits: the driver answers nothing any more.
@@ -162,6 +163,7 @@ class CheckedDriver {
   std::atomic<bool> memory_operations_{true};
   std::atomic<bool> gone_{false};
   std::atomic<int> calls_{0};
+  std::atomic<int> contexts_retained_{0};
   const device::Driver driver_;
   const device::Nvrtc nvrtc_;
 };
@@ -203,9 +205,13 @@ inline device::Driver CheckedDriver::table() {
   };
   d.device_attribute = [](int* value, CUdevice_attribute, CUdevice) { return *value = 9, CUDA_SUCCESS; };
   d.primary_context_retain = [](CUcontext* context, CUdevice device) {
+    ++self->contexts_retained_;
     return *context = context_of(device), CUDA_SUCCESS;
   };
-  d.primary_context_release = [](CUdevice) { return CUDA_SUCCESS; };
+  d.primary_context_release = [](CUdevice) {
+    if (self != nullptr) --self->contexts_retained_;
+    return CUDA_SUCCESS;
+  };
   d.context_push = [](CUcontext context) {
     if (self->gone_) return error(CUDA_ERROR_DEINITIALIZED, "driver shutting down");
     return contexts.push_back(context), CUDA_SUCCESS;

@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "hybridps/core/clock.h"
+#include "hybridps/core/mailbox.h"
 #include "hybridps/device/cuda/near_node.h"
 
 namespace hybridps::device {
@@ -57,6 +62,7 @@ core::Status CudaDevice::in_context(const char* what, const Call& call) const {
 }
 
 CudaDevice::~CudaDevice() {
+  if (int8_stream_.native != nullptr) destroy(int8_stream_);
   if (int8_ != nullptr) static_cast<void>(in_context("cuModuleUnload", [&] { return driver_.module_unload(int8_); }));
   driver_.primary_context_release(device_);
 }
@@ -200,9 +206,9 @@ core::Status CudaDevice::make_int8() {
   // flags that only the network sets.
   const auto stream = make_stream();
   if (!stream.is_ok()) return stream.status();
-  status = start_int8(stream.value(), int8_encode_, nullptr, nullptr, 0, 1.0F);
-  if (status.is_ok()) status = start_int8(stream.value(), int8_decode_, nullptr, nullptr, 0, 1.0F);
-  destroy(stream.value());
+  int8_stream_ = stream.value();  // not destroyed here: other streams may wait for flags
+  status = start_int8(int8_stream_, int8_encode_, nullptr, nullptr, 0, 1.0F);
+  if (status.is_ok()) status = start_int8(int8_stream_, int8_decode_, nullptr, nullptr, 0, 1.0F);
   return status;
 }
 
@@ -327,37 +333,67 @@ void CudaDevice::free_device(std::byte* memory) noexcept {
 
 namespace {
 
-core::Status try_flag(Device& device) {
+/// Error kTimeout: the stream still has work, and the flag and the stream are left to it.
+Status try_flag(Device& device) {
   const auto stream = device.make_stream();
   if (!stream.is_ok()) return stream.status();
   const auto memory = device.allocate_host(4096);
-  Status status = memory.status();
-  if (memory.is_ok()) {
-    const Flag flag = memory.value().flag_at(0);
-    status = device.check_flags(stream.value(), flag);
-    const auto until = core::Clock::now() + std::chrono::seconds(1);
-    while (status.is_ok() && flag.word->load(std::memory_order_acquire) != 1) {
-      if (core::Clock::now() > until) status = Status(Code::kTimeout, "a word that a stream writes is not seen");
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    device.free_host(memory.value());
+  if (!memory.is_ok()) {
+    device.destroy(stream.value());
+    return memory.status();
   }
+  const Flag flag = memory.value().flag_at(0);
+  Status status = device.check_flags(stream.value(), flag);
+  const auto until = core::Clock::now() + std::chrono::seconds(1);
+  while (status.is_ok() && flag.word->load(std::memory_order_acquire) != 1) {
+    if (core::Clock::now() > until) status = Status(Code::kTimeout, "a word that a stream writes is not seen");
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  if (status.code() == Code::kTimeout) return status;
+  device.free_host(memory.value());
   device.destroy(stream.value());
   return status;
 }
 
+/// What is wrong with a device; empty: nothing.
+std::string trouble_of(const Driver& driver, int index) {
+  auto device = CudaDevice::open(driver, index);
+  if (!device.is_ok()) return "CUDA device " + std::to_string(index) + ": " + std::string(device.status().message());
+  const Status status = try_flag(*device.value());
+  if (status.is_ok()) return {};
+  std::string text = device.value()->describe() + ": " + std::string(status.message());
+  if (status.code() == Code::kTimeout) {  // to let it go may wait for the stream
+    static auto& kept = *new core::Mailbox<std::unique_ptr<CudaDevice>>();
+    kept.put(std::move(device).value());
+  }
+  return text;
+}
+
 }  // namespace
 
-std::string find_cuda_trouble(const Driver& driver) {
+std::string find_cuda_trouble(const Driver& driver, std::chrono::milliseconds patience) {
+  struct FlagTrial {
+    std::mutex mutex;
+    std::condition_variable given;
+    std::optional<std::string> text;
+  };
   int count = 0;
   if (driver.device_count(&count) != CUDA_SUCCESS) return {};
   std::string text;
   for (int i = 0; i < count; ++i) {
-    const auto device = CudaDevice::open(driver, i);
-    const Status status = device.is_ok() ? try_flag(*device.value()) : device.status();
-    if (status.is_ok()) continue;
-    const std::string which = device.is_ok() ? device.value()->describe() : "CUDA device " + std::to_string(i);
-    text += (text.empty() ? "" : "; ") + which + ": " + std::string(status.message());
+    const auto trial = std::make_shared<FlagTrial>();
+    // Any call may wait for ever on a device whose work does not end.
+    std::thread([trial, &driver, i] {
+      std::string found = trouble_of(driver, i);
+      const std::lock_guard lock(trial->mutex);
+      trial->text = std::move(found);
+      trial->given.notify_all();
+    }).detach();
+    std::unique_lock lock(trial->mutex);
+    if (!trial->given.wait_for(lock, patience, [&] { return trial->text.has_value(); }))
+      trial->text = "CUDA device " + std::to_string(i) + ": a call of its driver has not returned for " +
+                    std::to_string(patience.count()) + " ms; see what else uses it (nvidia-smi)";
+    if (!trial->text->empty()) text += (text.empty() ? "" : "; ") + *trial->text;
   }
   return text;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -89,12 +90,13 @@ class CudaDevice final : public Device {
   CUmodule int8_ = nullptr;
   CUfunction int8_encode_ = nullptr;
   CUfunction int8_decode_ = nullptr;
+  DeviceStream int8_stream_;  // of the kernels' first launches
 };
 
 /// For `hybridps doctor`: "2 devices: NVIDIA H200, NVIDIA H200", or "no device: libcuda.so.1 cannot be opened ...".
 std::string describe_cuda();
 /// For `hybridps doctor`: why CUDA tensors cannot be carried on a device of this process; empty: nothing was found.
-/// Makes a context on each device and tries a flag there, for at most 1 s.
-std::string find_cuda_trouble(const Driver& driver);
+/// Makes a context on each device and tries a flag there, on a thread that is left behind after `patience`.
+std::string find_cuda_trouble(const Driver& driver, std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 }  // namespace hybridps::device

@@ -74,6 +74,37 @@ TEST_CASE("device/checked: what a device lacks is found for the doctor", "[devic
   CHECK(found.find("CUDA_ERROR_NOT_SUPPORTED") != std::string::npos);
 }
 
+TEST_CASE("device/checked: a device whose work does not end holds up the doctor no longer than it waits",
+          "[device][fast]") {
+  for (const bool in_a_call : {true, false}) {
+    device::FakeOptions options;
+    options.hardware_queues = 1;
+    options.memory_calls_wait = in_a_call;  // else only the flag does not come
+    const auto fake = std::make_shared<device::FakeDevice>(options);
+    OnCheckedDriver::checked() = std::make_unique<test::CheckedDriver>();
+    const auto device = OnCheckedDriver::checked()->open(fake);
+    const auto stream = fake->make_stream().value();
+    std::atomic<bool> go{false};
+    fake->launch(stream, [&] {
+      while (!go.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    const auto patience = std::chrono::milliseconds(in_a_call ? 100 : 10000);
+    const std::string found = device::find_cuda_trouble(OnCheckedDriver::checked()->driver(), patience);
+    go.store(true);
+    CHECK(found.find("CUDA device 0") == 0);
+    CHECK(found.find(in_a_call ? "has not returned for 100 ms" : "a word that a stream writes is not seen") !=
+          std::string::npos);
+    fake->synchronize(stream);
+    fake->destroy(stream);
+    // The thread that was left behind gives everything back, and then no longer needs the driver.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (in_a_call && OnCheckedDriver::checked()->contexts_retained() > 1 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(OnCheckedDriver::checked()->contexts_retained() == (in_a_call ? 1 : 2));
+    CHECK(fake->streams() == (in_a_call ? 0 : 1));
+  }
+}
+
 TEST_CASE("device/checked: errors stay and calls fail when the driver is gone", "[device][fast]") {
   device_contract::Fixture<OnCheckedDriver> f;
   const auto stream = f.stream();

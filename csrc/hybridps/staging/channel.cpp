@@ -224,11 +224,11 @@ core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds time
   if (!options_.local || std::exchange(agreed_, true)) return {};
   auto local = Local::agree(group, device_, *options_.local, options_.limits, timeout);
   if (!local.is_ok()) return local.status();
-  if (local.value()) {
-    // Two of NCCL's own, one per communicator, which wait for its kernels.
-    count_streams(2);
-    stager_->warn_of_few_queues(*pool_);
-  }
+  if (local.value() && local.value()->topology().nodes() == 1)
+    count_streams(-streams_that_wait_);  // nothing waits for the network (but barriers, and what a library cannot sum)
+  else if (local.value())
+    count_streams(2);  // NCCL's own, one per communicator, which wait for its kernels
+  stager_->warn_of_few_queues(*pool_);
   const std::lock_guard progress(progress_mutex_);
   local_ = local.value();
   return {};

@@ -19,6 +19,7 @@ constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNapForStream = std::chrono::microseconds(20);
 constexpr auto kNapForEnd = std::chrono::microseconds(200);
 constexpr int kQueuesByDefault = 8;  // CUDA's default
+constexpr int kQueuesMost = 32;      // CUDA_DEVICE_MAX_CONNECTIONS goes so far
 constexpr auto kLookEvery = std::chrono::milliseconds(2);
 
 core::Status no_thread(const char* name, const std::system_error& error) {
@@ -46,7 +47,7 @@ core::Result<std::shared_ptr<Channel>> Stager::open(std::shared_ptr<device::Devi
   }
   auto channel = std::make_shared<Channel>(shared_from_this(), std::move(device), pool, std::move(group), options);
   if (!channel->opened_.is_ok()) return channel->opened_;
-  warn_of_few_queues(*pool);
+  if (!options.local) warn_of_few_queues(*pool);  // else the ranks must agree first
   const std::lock_guard lock(mutex_);
   if (Status status = start_locked(); !status.is_ok()) return status;
   return channel;
@@ -59,9 +60,14 @@ void Stager::warn_of_few_queues(DevicePool& pool) {
   const int channels = pool.channels().load();
   // A channel's streams wait: the in stream for the caller, the out stream for a flag. With only one hardware queue,
   // both stand before the program's kernels, however many groups there are.
-  const int wanted = pool.streams_that_wait().load() + 2;
-  if (queues == 0 || queues >= wanted || warned_of_few_queues_) return;
-  if (queues > 1 && queues >= kQueuesByDefault) {
+  const int waiting = pool.streams_that_wait().load();
+  const int wanted = waiting + 2;
+  if (queues == 0 || waiting <= 0 || queues >= wanted || warned_of_few_queues_) return;
+  if (queues >= kQueuesMost) {
+    core::log_warn(device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
+                   " hardware queues, the most that CUDA has: kernels may stand behind streams that wait for the "
+                   "network. Fewer process groups with CUDA tensors keep them apart");
+  } else if (queues >= kQueuesByDefault) {
     core::log_warn(
         device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
         " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
@@ -72,7 +78,7 @@ void Stager::warn_of_few_queues(DevicePool& pool) {
         ": kernels that are launched while an "
         "operation waits for the network stand behind it, so nothing overlaps, and groups that are used in different "
         "orders may wait for each other; ",
-        std::min(wanted, 32), " or more (32 at most) keeps them apart");
+        std::min(wanted, kQueuesMost), " or more (32 at most) keeps them apart");
   }
   warned_of_few_queues_ = true;
 }

@@ -29,6 +29,20 @@ TEST_CASE("staging/local: a library's own streams count among those that wait", 
   }
 }
 
+TEST_CASE("staging/local: on one node no stream waits for the network and nothing is told", "[staging][fast]") {
+  if (device_on != nullptr) return;
+  for (const auto& layout : {std::vector<int>{0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    test::CapturedStderr captured;
+    {
+      ClusterThread cluster(nodes(layout, 41));
+      FakeOptions device = fake(41);
+      device.hardware_queues = 1;
+      auto all = ranks_with(cluster, [&](int) { return device; }, small(), FakeLocalGroups::make_hub());
+    }
+    CHECK((captured.finish().find("CUDA_DEVICE_MAX_CONNECTIONS=1") != std::string::npos) == (layout.size() == 4));
+  }
+}
+
 TEST_CASE("staging/local: programs that never wait get every collective's result in stream order", "[staging][fast]") {
   std::uint64_t seed = 50;
   const std::vector<int> layouts[] = {{0, 0},       {0, 0, 0},       {0, 0, 1, 1},          {0, 0, 0, 1},

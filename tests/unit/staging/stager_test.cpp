@@ -251,6 +251,10 @@ TEST_CASE("staging/stager: too few hardware queues for the channels of a device 
   CHECK_FALSE(has(told_with(8, 3), "hardware queues"));
   CHECK(has(told_with(8, 4), "share 8 hardware queues"));
   CHECK_FALSE(has(told_with(32, 8), "hardware queues"));
+  CHECK_FALSE(has(told_with(32, 15), "hardware queues"));
+  const std::string most = told_with(32, 16);  // nothing can be raised
+  CHECK(has(most, "share 32 hardware queues, the most that CUDA has"));
+  CHECK_FALSE(has(most, "CUDA_DEVICE_MAX_CONNECTIONS"));
   // Those that are gone, and those of other devices, have no part in it.
   CHECK_FALSE(has(told_with(8, 20, false), "hardware queues"));
   CHECK_FALSE(has(told_with(8, 6, true, 2), "hardware queues"));

@@ -6,7 +6,8 @@
 //          it is done; nothing on a stream when it is destroyed. What is not kept is in violations().
 // Model    Ranks are threads, each with a FakeDevice. Communicators do not block: what a group holds reaches the stream
 //          later, from another thread, and the first launch of a communicator only when all ranks have come. A kernel
-//          waits on the stream for those of the other ranks. The first launch of each kind waits for the device.
+//          waits on the stream for those of the other ranks. The first launch of each kind and size class waits for the
+//          device.
 //          ncclCommAbort() ends them, waits, and frees. While it waits it holds as many multiprocessors of its device
 //          as its communicator may have blocks (32 unless told); one that finds too few free begins later.
 // Faults   by the number of the call, counted over all: fail, hang (never done); a rank whose kernels never come; an
@@ -100,7 +101,7 @@ class CheckedNccl {
     void* stream = nullptr;
     int blocks = 32;
     std::map<int, double> premuls;  // by number of the operation
-    std::set<Kind> used;
+    std::set<std::pair<Kind, int>> used;
   };
   struct Pending {
     Comm* comm;
@@ -226,12 +227,15 @@ inline void CheckedNccl::launch(Comm& comm, cudaStream_t stream, std::vector<Op>
   });
 }
 
-/// The first launch of what hybridps uses on each way: NCCL connects for it and CUDA loads a kernel, which may wait for
-/// the device.
+/// The first launch of an algorithm: NCCL connects for it and CUDA loads a kernel, which may wait for the device. Here
+/// the size alone chooses: up to 16 KiB, up to 4 MiB, and above.
 inline void CheckedNccl::load(Comm& comm, const std::vector<Op>& ops) {
   bool first = false;
-  for (const Op& op : ops)
-    if (op.kind != Kind::kReduce && op.kind != Kind::kBroadcast) first |= comm.used.insert(op.kind).second;
+  for (const Op& op : ops) {
+    const bool by_rank = op.kind == Kind::kReduceScatter || op.kind == Kind::kAllGather;
+    const std::size_t bytes = op.count * (op.type == ncclInt8 ? 1 : 4) * (by_rank ? comm.world->size : 1);
+    first |= comm.used.insert({op.kind, bytes <= 16 << 10 ? 0 : bytes <= 4 << 20 ? 1 : 2}).second;
+  }
   if (!first) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   while (!comm.device->is_idle() && !comm.ended && std::chrono::steady_clock::now() < until)

@@ -98,6 +98,16 @@ class LocalGroup : core::Pinned {
   virtual core::Status exchange(Leg leg, device::DeviceStream stream, std::span<const Transfer> messages,
                                 const Patience& patience) = 0;
 
+  /// Puts work of every kind on the stream, so that no later call is the first of its kind: a first call may wait for
+  /// the device, and could stand behind a flag that only the network sets. All ranks call, once for each leg, before
+  /// other calls. `memory`: first_use_bytes() of device memory; its contents are lost.
+  virtual core::Status first_use(Leg /*leg*/, device::DeviceStream /*stream*/, std::byte* /*memory*/,
+                                 const Patience& /*patience*/) {
+    return {};
+  }
+  /// 0: first_use() does nothing.
+  virtual std::uint64_t first_use_bytes() const noexcept { return 0; }
+
   /// An error that has happened outside of calls. Returns at once.
   virtual core::Status poll() = 0;
   /// Running work ends soon, undone. Calls under way and later calls return kAborted. Returns at once. Idempotent. Work
@@ -120,7 +130,8 @@ class LocalGroups : core::Pinned {
   /// Makes a new group's name, at most kIdBytesMax bytes. One rank of the group makes the name and gives it to all.
   static constexpr std::size_t kIdBytesMax = 128;
   virtual core::Result<std::string> make_id() = 0;
-  /// Waits for the other ranks. `ids`: one per leg that will be used (kIn first; a single id is for kOut alone).
+  /// Waits for the other ranks. The caller then sees to first_use(). `ids`: one per leg that will be used (kIn first; a
+  /// single id is for kOut alone).
   virtual core::Result<std::shared_ptr<LocalGroup>> connect(std::shared_ptr<device::Device> device, int rank, int size,
                                                             const std::vector<std::string>& ids,
                                                             const Patience& patience) = 0;

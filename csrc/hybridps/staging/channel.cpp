@@ -222,7 +222,7 @@ core::Result<std::shared_ptr<Staged>> Channel::enqueue(StagingRequest request) {
 
 core::Status Channel::agree(engine::Group& group, std::chrono::milliseconds timeout) {
   if (!options_.local || std::exchange(agreed_, true)) return {};
-  auto local = Local::agree(group, device_, *options_.local, options_.limits, timeout);
+  auto local = Local::agree(group, *pool_, device_, *options_.local, options_.limits, timeout);
   if (!local.is_ok()) return local.status();
   if (local.value() && local.value()->topology().nodes() == 1)
     count_streams(-streams_that_wait_);  // nothing waits for the network (but barriers, and what a library cannot sum)

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -165,8 +166,37 @@ FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topo
   return all;
 }
 
+/// The library's first calls, waited for. A flag tells their end, and everything goes back to the pool, because a query
+/// or a free may wait for the device. After an error work may still be on the stream, so nothing goes back.
+core::Status use_first(intranode::LocalGroup& joined, DevicePool& pool, int legs, const intranode::Patience& patience) {
+  constexpr std::uint64_t kFlagBytes = 4096;
+  const std::uint64_t bytes = joined.first_use_bytes();
+  if (bytes == 0) return {};
+  const auto run = pool.take_device(bytes);
+  if (!run.is_ok()) return run.status();
+  const auto page = pool.take_host(kFlagBytes);
+  if (!page.is_ok()) return page.status();
+  const auto stream = pool.take_stream();
+  if (!stream.is_ok()) return stream.status();
+  const device::Flag over = page.value().flag_at(0);
+  over.word->store(0);
+  Status status;
+  if (legs > 1) status = joined.first_use(intranode::Leg::kIn, stream.value(), run.value().data, patience);
+  if (status.is_ok()) status = joined.first_use(intranode::Leg::kOut, stream.value(), run.value().data, patience);
+  if (status.is_ok()) status = pool.device().write_flag(stream.value(), over, 1);
+  while (status.is_ok() && over.word->load(std::memory_order_acquire) != 1) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    status = patience.check("the first use of the library within the node");
+  }
+  if (!status.is_ok()) return status;
+  pool.give_back(stream.value());
+  pool.give_back(page.value());
+  pool.give_back(run.value());
+  return {};
+}
+
 /// A rank that fails reports the failure. Ranks that wait for a failed rank give up in time.
-core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::Group& group,
+core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::Group& group, DevicePool& pool,
                                                                   const std::shared_ptr<device::Device>& device,
                                                                   intranode::LocalGroups& library,
                                                                   const LocalFact& leader, int legs, int local,
@@ -181,12 +211,19 @@ core::Result<std::shared_ptr<intranode::LocalGroup>> connect_node(const engine::
   patience.until =
       core::Deadline::after(timeout.count() > 0 ? std::min(timeout / 2, limit) : limit, core::Clock::now());
   patience.still_wanted = [&group] { return group.status(); };
-  return library.connect(device, local, size, ids, patience);
+  auto joined = library.connect(device, local, size, ids, patience);
+  if (!joined.is_ok()) return joined;
+  if (Status status = use_first(*joined.value(), pool, legs, patience); !status.is_ok()) {
+    joined.value()->abort();
+    return status;
+  }
+  return joined;
 }
 
 }  // namespace
 
-core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
+core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, DevicePool& pool,
+                                                  const std::shared_ptr<device::Device>& device,
                                                   const LocalOptions& options, const SliceLimits& limits,
                                                   std::chrono::milliseconds timeout) {
   const std::shared_ptr<Local> none;
@@ -218,7 +255,7 @@ core::Result<std::shared_ptr<Local>> Local::agree(engine::Group& group, const st
   Status failure;
   if (mine.size() > 1) {
     auto connected =
-        connect_node(group, device, *options.library, facts.value()[static_cast<std::size_t>(mine.front())], legs,
+        connect_node(group, pool, device, *options.library, facts.value()[static_cast<std::size_t>(mine.front())], legs,
                      local, static_cast<int>(mine.size()), timeout);
     if (connected.is_ok())
       joined = connected.value();

@@ -23,6 +23,7 @@
 #include "hybridps/engine/group.h"
 #include "hybridps/intranode/local_group.h"
 #include "hybridps/schedule/plan.h"
+#include "hybridps/staging/device_pool.h"
 #include "hybridps/staging/slices.h"
 
 namespace hybridps::staging {
@@ -40,8 +41,9 @@ class Local : core::Pinned {
   /// The types and operations that a node's library can reduce.
   using Pairs = std::bitset<std::size_t{core::kDTypeCount} * core::kReduceOpCount>;
 
-  /// Null: Local is not used. `limits`: this rank's limits; the smallest limits of all ranks hold.
-  static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, const std::shared_ptr<device::Device>& device,
+  /// Null: Local is not used. `pool`: of `device`. `limits`: this rank's limits; the smallest limits of all ranks hold.
+  static core::Result<std::shared_ptr<Local>> agree(engine::Group& group, DevicePool& pool,
+                                                    const std::shared_ptr<device::Device>& device,
                                                     const LocalOptions& options, const SliceLimits& limits,
                                                     std::chrono::milliseconds timeout);
 

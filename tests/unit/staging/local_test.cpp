@@ -43,6 +43,60 @@ TEST_CASE("staging/local: on one node no stream waits for the network and nothin
   }
 }
 
+TEST_CASE("staging/local: the library's first use makes no call that waits, and what it needs is there for the next",
+          "[staging][fast]") {
+  ClusterThread cluster(nodes({0, 0, 1, 1}, 42));
+  const Hub hub = FakeLocalGroups::make_hub();
+  FakeLocalOptions library;
+  library.has_first_use = true;
+  ChannelOptions options = small();
+  options.local = local_of(hub, library);
+  auto all = ranks(cluster, 42, 8, options);
+  connect(all);
+  for (const Rank& rank : all) CHECK(rank.refused.to_string() == "ok");
+  CHECK(FakeLocalGroups::calls(*hub) == 8);  // each rank on each leg
+  std::vector<std::size_t> streams;
+  std::vector<device::DeviceStream> busy;
+  for (const Rank& rank : all) {
+    busy.push_back(rank.gpu->make_stream().value());
+    streams.push_back(rank.gpu->streams());
+  }
+  for (int round = 0; round < 3; ++round) {
+    // Work that waits for the host: a free or the end of a stream would wait for it, too.
+    std::atomic<bool> go{false};
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      Rank& rank = all[r];
+      rank.others = {rank.stager->open(rank.accelerator, rank.group, options).value()};
+      rank.gpu->launch(busy[r], [&] {
+        while (!go.load()) std::this_thread::sleep_for(1ms);
+      });
+    }
+    std::atomic<int> connected{0};
+    std::vector<std::thread> threads;
+    for (Rank& rank : all)
+      threads.emplace_back([&] {
+        const bool is_ok = rank.others[0]->connect(0ms).is_ok();
+        connected += is_ok ? 1 : 0;
+      });
+    // The first round may allocate what the pool lacks, which waits.
+    if (round > 0) CHECK(eventually([&] { return connected.load() == 4; }));
+    go.store(true);
+    for (std::thread& thread : threads) thread.join();
+    CHECK(connected.load() == 4);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      all[r].gpu->synchronize(busy[r]);
+      all[r].others.clear();
+    }
+    // Until their channels' remains are in the pool again.
+    for (std::size_t r = 0; r < all.size(); ++r) CHECK(eventually([&] { return all[r].gpu->is_idle(); }));
+    std::this_thread::sleep_for(50ms);
+  }
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    CHECK(all[r].gpu->streams() <= streams[r] + 3);
+    all[r].gpu->destroy(busy[r]);
+  }
+}
+
 TEST_CASE("staging/local: programs that never wait get every collective's result in stream order", "[staging][fast]") {
   std::uint64_t seed = 50;
   const std::vector<int> layouts[] = {{0, 0},       {0, 0, 0},       {0, 0, 1, 1},          {0, 0, 0, 1},

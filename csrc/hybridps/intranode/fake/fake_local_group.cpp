@@ -233,8 +233,13 @@ void meet(Meeting& meeting, FakeLocalHub& hub, std::uint64_t number, std::size_t
 
 class FakeLocalGroup final : public LocalGroup {
  public:
-  FakeLocalGroup(std::shared_ptr<FakeLocalHub> hub, std::shared_ptr<device::FakeDevice> device, int rank, int size)
-      : hub_(std::move(hub)), device_(std::move(device)), rank_(rank), size_(size) {}
+  FakeLocalGroup(std::shared_ptr<FakeLocalHub> hub, std::shared_ptr<device::FakeDevice> device, int rank, int size,
+                 bool has_first_use)
+      : hub_(std::move(hub)),
+        device_(std::move(device)),
+        rank_(rank),
+        size_(size),
+        first_use_bytes_(has_first_use ? 4096 : 0) {}
   ~FakeLocalGroup() override {
     if (memory_->kernels.load() > 0) hub_->late_kernels.fetch_add(1);
     memory_->freed.store(true);
@@ -260,6 +265,13 @@ class FakeLocalGroup final : public LocalGroup {
       if (m.from != nullptr) hub_->exchanged_bytes.fetch_add(m.bytes);
     return put(leg, stream, {CallKind::kExchange, {}, {}, {messages.begin(), messages.end()}});
   }
+  Status first_use(Leg leg, device::DeviceStream stream, std::byte* memory, const Patience& patience) override {
+    // Kernels reach device memory by its other address.
+    auto* const at = const_cast<std::byte*>(device::FakeDevice::host_view(memory));
+    const Part part{0, first_use_bytes_, at, at, false};
+    return all_reduce(leg, stream, {&part, 1}, {core::DType::kInt32, core::ReduceOp::kSum, 1.0}, patience);
+  }
+  std::uint64_t first_use_bytes() const noexcept override { return first_use_bytes_; }
   Status poll() override { return aborted_.load() ? Status(Code::kAborted, "the local group was aborted") : Status(); }
   void abort() noexcept override {
     if (aborted_.exchange(true)) return;
@@ -304,6 +316,7 @@ class FakeLocalGroup final : public LocalGroup {
   const std::shared_ptr<device::FakeDevice> device_;
   const int rank_;
   const int size_;
+  const std::uint64_t first_use_bytes_;
   std::array<std::shared_ptr<Meeting>, kLegs> meetings_;
   std::array<std::uint64_t, kLegs> numbers_{};
   const std::shared_ptr<KernelMemory> memory_ = std::make_shared<KernelMemory>();
@@ -345,7 +358,7 @@ core::Result<std::shared_ptr<LocalGroup>> FakeLocalGroups::connect(std::shared_p
   auto fake =
       options_.fake_of != nullptr ? options_.fake_of(device) : std::dynamic_pointer_cast<device::FakeDevice>(device);
   if (!fake) return Status(Code::kInvalidArgument, "not a fake device");
-  auto group = std::make_shared<FakeLocalGroup>(hub_, std::move(fake), rank, size);
+  auto group = std::make_shared<FakeLocalGroup>(hub_, std::move(fake), rank, size, options_.has_first_use);
   const std::size_t first = ids.size() == 1 ? 1 : 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     auto meeting = hub_->meeting(ids[i], size);

@@ -27,6 +27,7 @@ namespace hybridps::intranode {
 struct FakeLocalOptions {
   std::string name = "fake library 1";
   bool connect_fails = false;  // simulates a failure on this rank
+  bool has_first_use = false;  // first_use() is an all_reduce, else nothing
   /// The FakeDevice below another Device. Null: devices are FakeDevices.
   std::shared_ptr<device::FakeDevice> (*fake_of)(const std::shared_ptr<device::Device>&) = nullptr;
 };

@@ -34,6 +34,9 @@ constexpr auto kFinalizePatience = std::chrono::seconds(5);
 // itself, NCCL_MAX_CTAS overrides this number.
 constexpr int kBlocksBesideTheNetwork = 8;
 constexpr auto kAbortTells = std::chrono::milliseconds(20);  // NCCL needs microseconds
+// Of the calls that are made first. NCCL chooses algorithm and protocol by size, kind and machine; where it changes
+// them was not looked at on a GPU.
+constexpr std::array<std::uint64_t, 3> kFirstSizes = {1 << 10, 512 << 10, 16 << 20};
 
 struct NativeType {
   ncclDataType_t type = ncclInt8;
@@ -390,6 +393,32 @@ class NcclGroup final : public LocalGroup {
     });
   }
 
+  /// NCCL connects ranks at the first launch of an algorithm, and CUDA loads a kernel at its first launch.
+  Status first_use(Leg leg, device::DeviceStream stream, std::byte* memory, const Patience& patience) override {
+    const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
+    const auto n = static_cast<std::uint64_t>(size_);
+    for (const std::uint64_t bytes : kFirstSizes) {
+      const std::uint64_t each = std::max<std::uint64_t>(bytes / n / sizeof(float), 1) * sizeof(float);
+      std::vector<Part> parts;  // in place
+      for (std::uint64_t k = 0; k < n; ++k)
+        parts.push_back({static_cast<int>(k), each, memory + k * each, memory + k * each, k > 0});
+      const Part whole{0, n * each, memory, memory, false};
+      const Transfer ring[] = {{(rank_ + 1) % size_, each, memory, nullptr},
+                               {(rank_ + size_ - 1) % size_, each, nullptr, memory + each}};
+      Status status = reduce(leg, stream, parts, sum, patience);
+      if (status.is_ok()) status = spread(leg, stream, parts, patience);
+      if (status.is_ok() && n > 1) status = exchange(leg, stream, ring, patience);
+      if (status.is_ok()) status = all_reduce(leg, stream, {&whole, 1}, sum, patience);
+      if (n > 1 && status.is_ok()) status = reduce(leg, stream, {&whole, 1}, sum, patience);  // of unequal parts
+      if (n > 1 && status.is_ok()) status = spread(leg, stream, {&whole, 1}, patience);
+      if (!status.is_ok()) return status;
+    }
+    return {};
+  }
+  std::uint64_t first_use_bytes() const noexcept override {
+    return std::max<std::uint64_t>(kFirstSizes.back(), static_cast<std::uint64_t>(size_) * sizeof(float));
+  }
+
   Status poll() override {
     if (comms_->aborted.load()) return Status(Code::kAborted, "NCCL: the communicator was aborted");
     const std::unique_lock lock(comms_->mutex, std::try_to_lock);
@@ -493,51 +522,6 @@ class NcclGroup final : public LocalGroup {
   const int size_;
 };
 
-/// Work of each kind on one leg, waited for.
-Status warm_up_leg(LocalGroup& group, device::Device& device, Leg leg, std::byte* memory, const Patience& patience) {
-  const auto stream = device.make_stream();
-  if (!stream.is_ok()) return stream.status();
-  const auto event = device.make_event();
-  if (!event.is_ok()) return event.status();
-  constexpr std::uint64_t kBytes = sizeof(float);
-  const auto n = static_cast<std::uint64_t>(group.size());
-  std::byte* const results = memory + n * kBytes;
-  std::vector<Part> parts;
-  for (std::uint64_t k = 0; k < n; ++k)
-    parts.push_back({static_cast<int>(k), kBytes, memory + k * kBytes, results + k * kBytes, k > 0});
-  const Part one{0, kBytes, memory, results, false};
-  const Transfer ring[] = {{(group.rank() + 1) % group.size(), kBytes, memory, nullptr},
-                           {(group.rank() + group.size() - 1) % group.size(), kBytes, nullptr, results}};
-  const Reduction sum{core::DType::kFloat32, core::ReduceOp::kSum, 1.0};
-  Status status = group.reduce(leg, stream.value(), parts, sum, patience);
-  if (status.is_ok()) status = group.spread(leg, stream.value(), parts, patience);
-  if (status.is_ok()) status = group.exchange(leg, stream.value(), ring, patience);
-  if (status.is_ok()) status = group.all_reduce(leg, stream.value(), {&one, 1}, sum, patience);
-  if (status.is_ok()) status = device.record(event.value(), stream.value());
-  for (bool done = false; status.is_ok() && !done;) {
-    const auto asked = device.is_done(event.value());
-    status = asked.status();
-    done = status.is_ok() && asked.value();
-    if (!done) std::this_thread::sleep_for(kNap);
-    if (status.is_ok() && !done) status = patience.check("a first use of NCCL");
-  }
-  if (!status.is_ok()) return status;  // work may still be on the stream, so stream and event are left
-  device.destroy(event.value());
-  device.destroy(stream.value());
-  return {};
-}
-
-/// NCCL connects ranks at the first launch of an algorithm, and CUDA loads a kernel at its first launch. Both may wait
-/// for the device. A later first launch could stand behind a flag that only the network sets.
-Status warm_up(LocalGroup& group, device::Device& device, bool both_legs, const Patience& patience) {
-  const auto memory = device.allocate_device(2 * static_cast<std::uint64_t>(group.size()) * sizeof(float));
-  if (!memory.is_ok()) return memory.status();
-  Status status = both_legs ? warm_up_leg(group, device, Leg::kIn, memory.value(), patience) : Status();
-  if (status.is_ok()) status = warm_up_leg(group, device, Leg::kOut, memory.value(), patience);
-  if (status.is_ok()) device.free_device(memory.value());
-  return status;
-}
-
 }  // namespace
 
 bool NcclGroups::can_reduce(core::DType dtype, core::ReduceOp op) const noexcept {
@@ -561,7 +545,6 @@ core::Result<std::shared_ptr<LocalGroup>> NcclGroups::connect(std::shared_ptr<de
   if (ids.empty() || ids.size() > kLegs) return Status(Code::kInvalidArgument, "a communicator per leg");
   auto group = std::make_shared<NcclGroup>(api_, device, rank, size);
   Status status = group->connect(ids, patience);
-  if (status.is_ok() && warms_up_) status = warm_up(*group, *device, ids.size() == kLegs, patience);
   if (!status.is_ok()) {
     group->abort();
     return status;

@@ -35,8 +35,8 @@ namespace hybridps::intranode {
 
 class NcclGroups final : public LocalGroups {
  public:
-  /// `api` must outlive this object. `warms_up`: connect() ends with a first use of what will be used.
-  explicit NcclGroups(const NcclApi& api, bool warms_up = true) : api_(api), warms_up_(warms_up) {}
+  /// `api` must outlive this object.
+  explicit NcclGroups(const NcclApi& api) : api_(api) {}
 
   std::string describe() const override { return "NCCL " + api_.version_text(); }
   /// False for bit operations, 16-bit integers, bool and float8: NCCL lacks them, or lacks them on some GPUs. False for
@@ -52,7 +52,6 @@ class NcclGroups final : public LocalGroups {
 
  private:
   const NcclApi& api_;
-  const bool warms_up_;
 };
 
 }  // namespace hybridps::intranode

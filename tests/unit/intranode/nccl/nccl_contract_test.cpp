@@ -65,6 +65,22 @@ core::Status one_sum(Bench<Backend>& bench, std::chrono::milliseconds within = 2
   return {};
 }
 
+/// As staging does it after connect().
+core::Status use_first(LocalGroup& group, device::Device& device, std::vector<Leg> legs) {
+  const auto stream = device.make_stream().value();
+  const auto event = device.make_event().value();
+  std::byte* const memory = device.allocate_device(group.first_use_bytes()).value();
+  core::Status status;
+  for (const Leg leg : legs)
+    if (status.is_ok()) status = group.first_use(leg, stream, memory, patience());
+  if (!status.is_ok() || !device.record(event, stream).is_ok()) return status;
+  while (!device.is_done(event).value()) std::this_thread::sleep_for(100us);
+  device.free_device(memory);
+  device.destroy(event);
+  device.destroy(stream);
+  return status;
+}
+
 template <typename Backend>
 void abort_all(Bench<Backend>& bench) {
   for (auto& rank : bench.ranks) rank.group->abort();
@@ -176,6 +192,7 @@ TEST_CASE("intranode/nccl: kernels of a dozen groups that reach the GPUs in othe
         auto connected = RevokingNccl::library()->connect(rank.device, r, 2, lane.ids, patience());
         if (!connected.is_ok()) return connected.status();
         lane.group = connected.value();
+        if (auto status = use_first(*lane.group, *rank.device, {Leg::kIn, Leg::kOut}); !status.is_ok()) return status;
         lane.stream = rank.device->make_stream().value();
         lane.end = rank.device->make_event().value();
       }
@@ -220,6 +237,49 @@ TEST_CASE("intranode/nccl: kernels of a dozen groups that reach the GPUs in othe
       }
   }
   CHECK(RevokingNccl::end() == std::vector<std::string>{});
+}
+
+TEST_CASE("intranode/nccl: after first_use() no call of any kind and size is a first one", "[intranode][fast]") {
+  for (const bool used : {true, false}) {
+    bool waited = false;
+    {
+      Bench<RevokingNccl> bench(2);
+      if (used) {
+        bench.each([](int, auto& rank) { return use_first(*rank.group, *rank.device, {Leg::kIn, Leg::kOut}); });
+        bench.finish();
+      }
+      for (const std::uint64_t bytes : {std::uint64_t{400}, std::uint64_t{1} << 20, std::uint64_t{8} << 20}) {
+        std::array<std::byte*, 2> memory{};
+        for (std::size_t r = 0; r < 2; ++r) memory[r] = bench.ranks[r].device->allocate_device(2 * bytes).value();
+        bench.each([&](int r, auto& rank) -> core::Status {
+          // Behind a flag, as on the way back from the network.
+          rank.memory.flag_at(0).word->store(0);
+          if (auto status = rank.device->wait_flag(rank.streams[1], rank.memory.flag_at(0), 1); !status.is_ok())
+            return status;
+          std::byte* const at = memory[static_cast<std::size_t>(r)];
+          const Part even[] = {{0, bytes, at, at, false}, {1, bytes, at + bytes, at + bytes, true}};
+          const Transfer messages[] = {{1 - r, bytes, at, nullptr}, {1 - r, bytes, nullptr, at + bytes}};
+          auto& group = *rank.group;
+          const auto stream = rank.streams[1];
+          if (auto status = group.all_reduce(Leg::kOut, stream, {even, 1}, kSum, patience()); !status.is_ok())
+            return status;
+          for (const std::size_t parts : {2, 1}) {  // one is uneven
+            if (auto status = group.reduce(Leg::kOut, stream, {even, parts}, kSum, patience()); !status.is_ok())
+              return status;
+            if (auto status = group.spread(Leg::kOut, stream, {even, parts}, patience()); !status.is_ok())
+              return status;
+          }
+          return group.exchange(Leg::kOut, stream, messages, patience());
+        });
+        for (auto& rank : bench.ranks) rank.memory.flag_at(0).word->store(1);
+        bench.finish();
+        for (std::size_t r = 0; r < 2; ++r) bench.ranks[r].device->free_device(memory[r]);
+        if (!used) break;  // each first call waits for 2 s
+      }
+    }
+    for (const std::string& text : RevokingNccl::end()) waited |= text == "a first use of NCCL behind work that waits";
+    CHECK(waited != used);
+  }
 }
 
 TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intranode][fast]") {

@@ -197,7 +197,7 @@ struct Script {
   }
   Notes kept;
   NcclApi api = scripted();
-  NcclGroups library{api, /*warms_up=*/false};
+  NcclGroups library{api};
 };
 
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

@@ -202,12 +202,76 @@ def objects(p):
     p.attempt("cuCtxPushCurrent and pop", push)
 
 
+KERNEL = b'extern "C" __global__ void %s(float* x) { if (x != nullptr) x[threadIdx.x] += 1.0f; }'
+
+
+def module(p):
+    """A module of our own, as for int8: compiled before, then loaded, looked into and launched for the first time."""
+    d = p.driver
+    major, minor = p.torch.cuda.get_device_capability()
+    mode = ctypes.c_int(-1)
+    d.call("cuModuleGetLoadingMode", ctypes.byref(mode))
+    tell("modules are loaded", mode={1: "eagerly", 2: "lazily"}.get(mode.value, mode.value))
+    binaries = [compiled(b"probe_%d" % i, f"sm_{major}{minor}") for i in range(2)]
+    p.attempt("NVRTC compiles a kernel", lambda: compiled(b"probe_2", f"sm_{major}{minor}"))
+    for i, binary in enumerate(binaries):
+        loaded, function = ctypes.c_void_p(), ctypes.c_void_p()
+        name = b"probe_%d" % i
+        pends = i == 0  # the second is loaded while nothing waits, and launched first while the stream waits
+        load = lambda: d.call("cuModuleLoadData", ctypes.byref(loaded), binary)  # noqa: B023, E731
+        look = lambda: d.call("cuModuleGetFunction", ctypes.byref(function), loaded, name)  # noqa: B023, E731
+        if pends:
+            p.attempt("cuModuleLoadData", load)
+            p.attempt("cuModuleGetFunction", look)
+        else:
+            load(), look()
+        other = d.stream()
+        pointer = ctypes.c_uint64(0)
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(pointer), ctypes.c_void_p))
+
+        def launch(function=function, other=other, arguments=arguments):
+            d.call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, other, arguments, None)
+
+        after = "a module loaded " + ("meanwhile" if pends else "before")
+        p.attempt(f"the first launch of {after}", launch)
+        p.attempt(f"the second launch of {after}", launch)
+
+
+def compiled(name, architecture):
+    """A cubin, by the NVRTC that torch has loaded."""
+    import glob
+
+    import torch
+
+    places = [line.split()[-1] for line in open("/proc/self/maps") if "libnvrtc.so" in line]
+    roots = [os.path.dirname(os.path.dirname(torch.__file__)), "/usr/local/cuda"]
+    places += [path for root in roots for path in glob.glob(f"{root}/**/libnvrtc.so*", recursive=True)]
+    nvrtc = ctypes.CDLL(places[0])
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
+
+    def check(what, result):
+        if result != 0:
+            raise DriverError(f"{what} answers {result}")
+
+    check("nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(ctypes.byref(program), KERNEL % name, b"probe", 0, None, None))
+    check("nvrtcCompileProgram", nvrtc.nvrtcCompileProgram(program, 1, options))
+    check("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    binary = ctypes.create_string_buffer(size.value)
+    check("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
+    return binary
+
+
 def kernels(p):
     """Launches, also of kernels that are not loaded."""
     t = p.torch.ones(1000, device="cuda")
     t.mul_(2)
     p.attempt("a loaded kernel on another stream", lambda: t.mul_(2))
-    p.attempt("a kernel that was not loaded", lambda: p.torch.special.bessel_j0(t))
+    # Of torch's own library, compiled ahead: CUDA loads them at their first launch. (Some functions of torch.special
+    # are compiled when they are called, which is another matter.)
+    p.attempt("a kernel of torch that was not loaded, hypot", lambda: p.torch.hypot(t, t))
+    p.attempt("a kernel of torch that was not loaded, nextafter", lambda: p.torch.nextafter(t, t))
+    module(p)
     behind = p.torch.cuda.ExternalStream(p.waiting.value)
     count = [0]
 
@@ -385,4 +449,9 @@ if __name__ == "__main__":
         print("\n".join(probe.__name__ for probe in PROBES))
     else:
         chosen = {probe.__name__: probe for probe in PROBES}[sys.argv[1]]
-        chosen(Probe())
+        try:
+            started = Probe()
+        except (RuntimeError, AssertionError, OSError) as error:  # torch's, and ctypes'
+            print(f"no device: {str(error).splitlines()[0]}", flush=True)
+            sys.exit(77)
+        chosen(started)

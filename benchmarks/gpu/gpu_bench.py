@@ -5,8 +5,8 @@
     benchmarks/gpu/run --list
     benchmarks/gpu/run --device cpu                 the same code on CPU tensors, small: does the program run?
 
-Writes NAME.json for each row and table.md to the output folder. Exit status: 0 all rows were measured or skipped with a
-reason, 1 some failed, 2 wrong arguments, 77 nothing could be measured here.
+Writes NAME.json for each row, as soon as it is measured, and table.md to the output folder. Exit status: 0 all rows
+were measured or skipped with a reason, 1 some failed, 2 wrong arguments, 77 nothing could be measured here.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import fnmatch
 import json
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -176,12 +177,44 @@ def table(done: list[tuple[gpu_rows.Row, dict]], device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(rows: list[gpu_rows.Row], options, count: int) -> list[tuple[gpu_rows.Row, dict]]:
+class Lines(threading.Thread):
+    """Gives each line that others add to a file to `take`, while it lives: what comes after may fail or be ended."""
+
+    def __init__(self, path: Path, take) -> None:
+        super().__init__(daemon=True)
+        self._path, self._take, self._ended, self._at = path, take, threading.Event(), 0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.2):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open() as file:
+            file.seek(self._at)
+            while (line := file.readline()).endswith("\n"):
+                self._at += len(line.encode())
+                self._take(json.loads(line))
+
+    def finish(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def measure(rows: list[gpu_rows.Row], options, count: int, keep) -> list[tuple[gpu_rows.Row, dict]]:
+    """`keep` gets each row's result as soon as it is there, as does the list at the end."""
     done = []
+
+    def add(row: gpu_rows.Row, result: dict) -> None:
+        done.append((row, result))
+        keep(row, result)
+
     together: dict[tuple, list[gpu_rows.Row]] = {}
     for row in rows:
         if options.device == "cuda" and row.gpus > count:
-            done.append((row, {"skipped": f"needs {row.gpus} GPUs, there {'is' if count == 1 else 'are'} {count}"}))
+            add(row, {"skipped": f"needs {row.gpus} GPUs, there {'is' if count == 1 else 'are'} {count}"})
         else:
             row = row if options.device == "cuda" else row.on_cpu()
             together.setdefault((row.nodes, row.ranks, row.peer), []).append(row)
@@ -192,17 +225,21 @@ def measure(rows: list[gpu_rows.Row], options, count: int) -> list[tuple[gpu_row
             context = {"backends": ["hybridps", peer], "device": options.device, "timeout": options.timeout}
             context |= {"results": str(path), "jobs": [{"name": row.name, **job_of(row, options)} for row in group]}
             command = [sys.executable, str(HERE / "gpu_worker.py"), json.dumps(context)]
-            status = local_ranks.run(command, ranks, nodes, "benchmarks/gpu", options.limit_s)
-            lines = path.read_text().splitlines() if path.exists() else []
-        results = {result["name"]: result for result in map(json.loads, lines)}
-        for row in group:
-            result = results.get(row.name)
-            if result is None:
-                done.append((row, {"failed": f"the processes ended with status {status} before its end"}))
-                continue
-            result["figures"] = figures_of(result)
-            result["doubts"] = doubts(result, result["figures"]) if options.device == "cuda" else []
-            done.append((row, result))
+            missing = {row.name: row for row in group}
+
+            def take(result: dict, missing=missing) -> None:
+                result["figures"] = figures_of(result)
+                result["doubts"] = doubts(result, result["figures"]) if options.device == "cuda" else []
+                add(missing.pop(result["name"]), result)
+
+            lines = Lines(path, take)
+            lines.start()
+            try:
+                status = local_ranks.run(command, ranks, nodes, "benchmarks/gpu", options.limit_s)
+            finally:
+                lines.finish()
+        for row in missing.values():
+            add(row, {"failed": f"the processes ended with status {status} before its end"})
     order = [row.name for row in rows]
     return sorted(done, key=lambda pair: order.index(pair[0].name))
 
@@ -248,13 +285,15 @@ def main() -> int:
         say(f"[gpu] {found}; load {load_of_machine()}")
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
+
+    def keep(row: gpu_rows.Row, result: dict) -> None:
+        (folder / f"{row.name}.json").write_text(json.dumps(result | {"device": options.device}, indent=1) + "\n")
+
     try:
-        done = measure(rows, options, count)
+        done = measure(rows, options, count, keep)
     except KeyboardInterrupt:
         say("[gpu] interrupted")
         return 130
-    for row, result in done:
-        (folder / f"{row.name}.json").write_text(json.dumps(result | {"device": options.device}, indent=1) + "\n")
     text = table(done, options.device)
     (folder / "table.md").write_text(text)
     say("\n" + text)

@@ -303,15 +303,30 @@ def strided_and_dropped(rank, world, device, rounds):
 
 
 def barrier_before_all_else(rank, world, device):
-    """A first barrier that is told its device waits for the device's work, before the group has had a tensor there."""
+    """In a group that has had no tensor on the device, a barrier waits for the device's work if it is told the device.
+    Otherwise it does not: so the wait is the barrier's own."""
     if not has_streams(device):
         return dist.barrier()
-    event = module_of(device).Event()
-    busy(device, 2000)
-    event.record()
-    assert not event.query()
-    dist.barrier(device_ids=[torch.device(device).index])
-    assert event.query()
+    module = module_of(device)
+    # Another group leaves streams and flags to be used again. To allocate them would wait for the device in any case.
+    other = dist.new_group()
+    dist.all_reduce(torch.ones(10, device=device), group=other)
+    module.synchronize()
+    dist.destroy_process_group(other)
+    time.sleep(0.3)
+    for told in (False, True):
+        group = dist.new_group()
+        event = module.Event()
+        dist.barrier()  # of CPU tensors: they begin together
+        begin = time.monotonic()
+        if rank == 0:
+            busy(device, 2000)
+        event.record()
+        dist.barrier(group=group, device_ids=[torch.device(device).index] if told else None)
+        seconds = time.monotonic() - begin
+        assert event.query() == (told or rank != 0), (told, rank, seconds)
+        assert (seconds > 0.7) == told, (told, rank, seconds)  # the other ranks wait for rank 0's device
+        module.synchronize()
 
 
 class SumOfGradients(torch.autograd.Function):

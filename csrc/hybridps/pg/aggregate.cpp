@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -17,6 +19,15 @@ namespace hybridps::pg {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// The device that the program named. torch's ProcessGroup passes on the indices (device_ids) and not the device, and
+/// the device has no index if the program named none.
+std::optional<c10::Device> device_of(const c10d::BarrierOptions& opts) {
+  if (opts.device && opts.device->has_index()) return opts.device;
+  const auto type = opts.device_ids.empty() ? std::nullopt : at::getAccelerator();
+  if (!type) return std::nullopt;
+  return c10::Device(*type, static_cast<c10::DeviceIndex>(opts.device_ids.front()));
+}
 
 worker::Operation reduction(schedule::Kind kind, const TensorReduction& what) {
   worker::Operation operation;
@@ -320,10 +331,8 @@ WorkPtr ProcessGroupHybrid::barrier(const c10d::BarrierOptions& opts) {
   call.operations.resize(1);
   call.operations.front().kind = schedule::Kind::kBarrier;
   // In a group that works on a GPU, the barrier also follows the current stream's work. Other ranks see no difference.
-  // torch names a device without an index if the program named none.
-  const auto chosen = opts.device && opts.device->has_index() && accelerator_of(opts.device->type()) != nullptr
-                          ? opts.device
-                          : last_device();
+  auto chosen = device_of(opts);
+  if (!chosen || accelerator_of(chosen->type()) == nullptr) chosen = last_device();
   if (chosen) return issue_on_stream(std::move(call), *chosen);
   return issue(std::move(call));
 }

@@ -121,7 +121,7 @@ def test_the_extension_is_configured_alone_and_the_tests_may_fail(make_run, monk
     run = make_run()
     commands = []
 
-    def stage(name, limit_s, command, env=None):
+    def stage(name, limit_s, command, env=None, always=False):
         commands.append(list(map(str, command)))
         return 1 if name == "configure the tests" else 0
 

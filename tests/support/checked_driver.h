@@ -7,7 +7,7 @@
 //            kernels   the first launch of a function waits for the device, since CUDA loads it then
 //            errors    sticky: after break_down() every call fails
 //            memory operations that are not supported, and a driver that is gone (a process that exits), by option
-//          What CUDA would bear but hybridps must not do is in violations().
+//          What CUDA would bear but hybridps must not do is in violations(). counted() counts the calls of a thread.
 // Threads  any. One CheckedDriver at a time.
 // Source   CUDA driver API 13.0: "API synchronization behavior", "Stream management",
 // cuThreadExchangeStreamCaptureMode.
@@ -71,6 +71,14 @@ class CheckedDriver {
     return fakes_[static_cast<std::size_t>(index)].lock();
   }
   int calls() const { return calls_.load(); }
+  /// The calls of this thread while `body` runs, by kind.
+  static std::map<std::string, int> counted(const std::function<void()>& body) {
+    std::map<std::string, int> counts;
+    counts_of_thread = &counts;
+    body();
+    counts_of_thread = nullptr;
+    return counts;
+  }
   int contexts_retained() const { return contexts_retained_.load(); }
   /// From now on streams cannot write or wait for words.
   void refuse_memory_operations() { memory_operations_ = false; }
@@ -106,6 +114,9 @@ class CheckedDriver {
   }
   static CUcontext context_of(int index) { return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(index) + 1); }
 
+  static void count(const char* kind) {
+    if (counts_of_thread != nullptr) ++(*counts_of_thread)[kind];
+  }
   /// A call in the current context.
   template <typename Call>
   static CUresult call(const Call& body) {
@@ -151,6 +162,7 @@ class CheckedDriver {
   static inline thread_local std::vector<CUcontext> contexts;
   static inline thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   static inline thread_local std::string text;  // of the last error
+  static inline thread_local std::map<std::string, int>* counts_of_thread = nullptr;
 
   const bool fails_at_once_;
   std::mutex mutex_;
@@ -213,6 +225,7 @@ inline device::Driver CheckedDriver::table() {
     return CUDA_SUCCESS;
   };
   d.context_push = [](CUcontext context) {
+    count("context");
     if (self->gone_) return error(CUDA_ERROR_DEINITIALIZED, "driver shutting down");
     return contexts.push_back(context), CUDA_SUCCESS;
   };
@@ -231,6 +244,7 @@ inline device::Driver CheckedDriver::table() {
 inline void CheckedDriver::add_streams(device::Driver& d) {
   d.priority_range = [](int* least, int* greatest) { return *least = 0, *greatest = -5, CUDA_SUCCESS; };
   d.stream_create = [](CUstream* stream, unsigned flags, int priority) {
+    count("create");
     return call([&](Fake& fake) {
       if (flags != CU_STREAM_NON_BLOCKING) self->violated("a stream that waits for the legacy default stream");
       if (priority != -5) self->violated("a stream without the highest priority");
@@ -243,6 +257,7 @@ inline void CheckedDriver::add_streams(device::Driver& d) {
     return call([&](Fake& fake) { return fake.destroy(device::DeviceStream{stream}), CUDA_SUCCESS; });
   };
   d.event_create = [](CUevent* event, unsigned) {
+    count("create");
     return call([&](Fake& fake) {
       const auto made = fake.make_event();
       if (made.is_ok()) *event = static_cast<CUevent>(made.value().native);
@@ -253,28 +268,34 @@ inline void CheckedDriver::add_streams(device::Driver& d) {
     return call([&](Fake& fake) { return fake.destroy(device::DeviceEvent{event}), CUDA_SUCCESS; });
   };
   d.event_record = [](CUevent event, CUstream stream) {
+    count("record");
     return call([&](Fake& fake) { return of(fake.record({event}, {stream})); });
   };
   d.event_query = [](CUevent event) {
+    count("query");
     return unsafe_call([&](Fake& fake) {
       const auto done = fake.is_done({event});
       return done.is_ok() && !done.value() ? CUDA_ERROR_NOT_READY : of(done.status());
     });
   };
   d.stream_wait_event = [](CUstream stream, CUevent event, unsigned) {
+    count("wait for an event");
     return call([&](Fake& fake) { return of(fake.wait({stream}, {event})); });
   };
   d.stream_wait_value = [](CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    count("wait for a flag");
     if (flags != CU_STREAM_WAIT_VALUE_GEQ) self->violated("a stream waits otherwise than in a circle");
     return memory_operation("cuStreamWaitValue32", address, stream,
                             [value](Fake& f, auto s, auto flag) { return f.wait_flag(s, flag, value); });
   };
   d.stream_write_value = [](CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    count("write a flag");
     if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) self->violated("a stream writes a word without a barrier before it");
     return memory_operation("cuStreamWriteValue32", address, stream,
                             [value](Fake& f, auto s, auto flag) { return f.write_flag(s, flag, value); });
   };
   d.stream_is_capturing = [](CUstream stream, CUstreamCaptureStatus* status) {
+    count("ask for a capture");
     return call([&](Fake& fake) {
       const auto found = fake.is_capturing({stream});
       const bool captures = found.is_ok() && found.value();
@@ -286,20 +307,24 @@ inline void CheckedDriver::add_streams(device::Driver& d) {
 
 inline void CheckedDriver::add_memory(device::Driver& d) {
   d.copy_to_host = [](void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    count("copy");
     return call([&](Fake& f) { return of(f.copy_to_host({stream}, to, reinterpret_cast<void*>(from), bytes)); });
   };
   d.copy_to_device = [](CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
+    count("copy");
     return call([&](Fake& fake) {
       if (!fake.is_pinned(from)) self->violated("a copy from memory that is not pinned takes its bytes in the call");
       return of(fake.copy_to_device({stream}, reinterpret_cast<void*>(to), from, bytes));
     });
   };
   d.copy_within = [](CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    count("copy");
     return call([&](Fake& f) {
       return of(f.copy_within({stream}, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
     });
   };
   d.host_allocate = [](void** data, std::size_t bytes, unsigned flags) {
+    count("allocate");
     if (flags != (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)) self->violated("memory that is not mapped");
     return unsafe_call([&](Fake& fake) {
       const auto made = fake.allocate_host(bytes);
@@ -326,6 +351,7 @@ inline void CheckedDriver::add_memory(device::Driver& d) {
     });
   };
   d.device_allocate = [](CUdeviceptr* address, std::size_t bytes) {
+    count("allocate");
     return unsafe_call([&](Fake& fake) {
       const auto made = fake.allocate_device(bytes);
       if (made.is_ok()) *address = reinterpret_cast<CUdeviceptr>(made.value());
@@ -354,6 +380,7 @@ inline void CheckedDriver::add_kernels(device::Driver& d) {
   };
   d.launch = [](CUfunction kernel, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 CUstream stream, void** arguments, void**) {
+    count("launch");
     return call([&](Fake& fake) {
       if (blocks == 0) return error(CUDA_ERROR_INVALID_VALUE, "invalid argument");
       bool first = false;

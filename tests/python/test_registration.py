@@ -488,6 +488,25 @@ def test_doctor_checks_what_a_job_checks(environment, problem):
     assert done.stdout.rstrip().endswith("not usable here") and "Traceback" not in done.stderr
 
 
+def test_doctor_ends_although_a_call_of_the_driver_may_never_return():
+    done = python(
+        "import atexit, sys, time\n"
+        "from hybridps.backend import load\n"
+        "from hybridps.tools import cli\n"
+        "class Extension:\n"
+        "    def __getattr__(self, name): return getattr(real, name)\n"
+        "    def cuda_trouble(self): return 'CUDA device 0: a call of its driver has not returned for 10000 ms'\n"
+        "real = load.load_extension()\n"
+        "load.load_extension = Extension\n"
+        "atexit.register(time.sleep, 1000)  # as the driver's own would\n"
+        "sys.argv = ['hybridps', 'doctor']\n"
+        "cli.main()\n"
+    )
+    assert done.returncode == 1, done.stderr
+    assert "problem: CUDA tensors cannot be carried here: CUDA device 0: a call" in done.stdout
+    assert done.stdout.endswith("not usable here\n")
+
+
 def test_doctor_says_that_loopback_is_for_one_machine():
     done = command("doctor", MASTER_ADDR="localhost")
     assert done.returncode == 0, done.stdout

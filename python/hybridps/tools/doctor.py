@@ -18,6 +18,7 @@ class Found:
     cards: list[list[str]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
+    leaves_at_once: bool = False  # a call of CUDA's may not have returned, and an orderly exit would wait for it
 
     def show(self, what: str, value: object) -> None:
         self.rows.append([what, str(value)])
@@ -97,6 +98,7 @@ def _look_at_build(found: Found, ranks: int) -> None:
         found.notes.append(f"{error} (needed for RDMA; over TCP it is not)")
     found.show("CUDA path", extension.cuda())
     if trouble := extension.cuda_trouble():
+        found.leaves_at_once = True
         found.problems.append(f'CUDA tensors cannot be carried here: {trouble}; use backend "cpu:hybridps,cuda:nccl"')
     found.show("extension", extension.__file__)
     found.notes += extension.config_table()[1]
@@ -155,7 +157,9 @@ def run(arguments) -> int:
         print(f"note: {note}")
     for problem in found.problems:
         print(f"problem: {problem}")
-    print("not usable here" if found.problems else "ok")
+    print("not usable here" if found.problems else "ok", flush=True)
+    if found.leaves_at_once:
+        os._exit(1)
     return 1 if found.problems else 0
 
 

@@ -32,7 +32,7 @@ PROBES = ["memory", "objects", "kernels", "torchs", "nccl", "copies", "queues", 
 PROGRAMS = ["unit_device_cuda", "unit_intranode_nccl", "unit_staging_cuda"]
 NO_DEVICE = 77  # exit status of a program that found no device
 STACKS_S, PACK_S = 12, 4
-WORD = "HYBRIDPS_FIRST_CONTACT"  # in the environment of a stage's processes
+WORD = "FIRST_CONTACT_STAGE"  # of a stage's processes' environment. HYBRIDPS_... would be an unknown setting to ranks
 TREE_BYTES_MAX = 60 << 20  # of what is carried to another machine
 
 
@@ -170,10 +170,15 @@ def stacks_of(word, until):
             except OSError:
                 pass
     # The last are the ranks, which matter most.
-    for tool in ([spy, "dump", "--pid"] if spy else [], [debugger, "-batch", "-ex", "thread apply all bt 20", "-p"]):
-        for pid in reversed(pids if tool and tool[0] else []):
+    # Symbols of torch's libraries alone take a debugger half a minute.
+    quick = ["-batch", "-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off"]
+    libraries = ("_C[.]", "libcuda", "libnccl", "libc[.]", "libpython")
+    symbols = [word for name in libraries for word in ("-ex", f"sharedlibrary {name}")]
+    native = ["-ex", "thread apply all bt 20"]
+    for name, before, after in ((spy, ["dump", "--pid"], []), (debugger, [*quick, "-p"], [*symbols, *native])):
+        for pid in reversed(pids if name else []):
             if (within := until - time.monotonic()) > 0.5:
-                texts += [f"== {Path(tool[0]).name} {pid}", said([*tool, pid], min(within, 5))]
+                texts += [f"== {Path(name).name} {pid}", said([name, *before, pid, *after], min(within, 5))]
     return "\n".join(texts) + "\n"
 
 
@@ -183,7 +188,9 @@ def said(command, within=20.0, env=None):
             list(map(str, command)), capture_output=True, text=True, errors="replace", timeout=within, env=env,
             cwd=ROOT, stdin=subprocess.DEVNULL)
         return done.stdout + done.stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        return f"{(error.stdout or b'').decode(errors='replace')}{error}\n"
+    except OSError as error:
         return f"{error}\n"
 
 
@@ -280,7 +287,7 @@ def keep_built(run):
         if path := program(name):
             shutil.copy(path, run.built / "tests")
     for path in [*run.built.glob("tests/*"), *run.built.glob("package/hybridps/_C*.so")]:
-        said(["strip", "--strip-unneeded", path])
+        said(["strip", "--strip-debug", path])  # names stay, for stacks
     with tarfile.open(run.out / "built.part", "w:gz", compresslevel=6) as tar:
         tar.add(run.built, "built")
     (run.out / "built.part").replace(run.out / "built.tar.gz")

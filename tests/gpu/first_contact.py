@@ -209,8 +209,14 @@ def end_all(word, folder=None):
                 texts += f"== {path.name}\n{path.read_text(errors='replace')[-8000:]}\n"
         send(pids[0], signal.SIGCONT)
         time.sleep(0.2)
-    for pid in reversed(processes_of(word)):
-        send(pid, signal.SIGKILL)
+    # Until none is found three times in a row: a process that starts a program has no environment for a moment.
+    until, quiet = time.monotonic() + 2, 0
+    while quiet < 3 and time.monotonic() < until:
+        pids = processes_of(word)
+        quiet = 0 if pids else quiet + 1
+        for pid in reversed(pids):
+            send(pid, signal.SIGKILL)
+        time.sleep(0.02)
     return texts
 
 

@@ -238,14 +238,17 @@ def module(p):
 
 
 def compiled(name, architecture):
-    """A cubin, by the NVRTC that torch has loaded."""
+    """A cubin, by the NVRTC that torch has loaded or would load."""
     import glob
 
     import torch
 
+    packages = os.path.dirname(os.path.dirname(torch.__file__))
     places = [line.split()[-1] for line in open("/proc/self/maps") if "libnvrtc.so" in line]
-    roots = [os.path.dirname(os.path.dirname(torch.__file__)), "/usr/local/cuda"]
-    places += [path for root in roots for path in glob.glob(f"{root}/**/libnvrtc.so*", recursive=True)]
+    for folder in (f"{packages}/nvidia/*/lib", f"{packages}/torch/lib", "/usr/local/cuda/lib64"):
+        places += glob.glob(f"{folder}/libnvrtc.so*")
+    if not places:
+        raise DriverError("NVRTC was not found")
     nvrtc = ctypes.CDLL(places[0])
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())

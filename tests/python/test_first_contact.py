@@ -155,3 +155,12 @@ def test_with_one_gpu_nothing_is_begun_that_needs_two(make_run, monkeypatch):
     assert len(folders) == 4
     left_out = [result for result in results(run) if result["status"].startswith("left out")]
     assert [result["stage"] for result in left_out] == ["tests of NCCL inside the nodes", "benchmarks"]
+
+
+def test_the_probes_have_a_kernel_that_is_compiled_before_anything_waits():
+    torch = pytest.importorskip("torch")
+    import probes
+
+    if not torch.version.cuda:
+        pytest.skip("this torch is for the CPU")
+    assert probes.compiled(b"probe_0", "sm_90").raw.startswith(b"\x7fELF")

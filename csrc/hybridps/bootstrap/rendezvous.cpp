@@ -24,9 +24,12 @@ using std::chrono::seconds;
 constexpr Duration kPaceMin = std::chrono::microseconds(200);
 constexpr Duration kPaceMinPerRank = std::chrono::microseconds(25);
 constexpr Duration kPaceMinMax = milliseconds(1);
-// The longest pace. In the first half second, as fast as the store's host can serve that many ranks.
+constexpr Duration kPaceMinMaxOfMany = milliseconds(100);
+// The longest pace. Many members poll more rarely: all together ask the store's host 10,000 times a second.
 constexpr Duration kPaceMaxEarly = milliseconds(2);
 constexpr Duration kPaceMaxEarlyPerRank = std::chrono::microseconds(250);
+constexpr Duration kPaceMaxPerRank = std::chrono::microseconds(100);
+constexpr Duration kPaceMaxOfMany = seconds(1);
 constexpr Duration kEarly = milliseconds(500);
 constexpr Duration kPaceMax = milliseconds(20);
 constexpr Duration kPaceMaxLate = milliseconds(50);
@@ -71,15 +74,19 @@ Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
   }
   if (phase_ == RendezvousPhase::kPending && is_late) time_out(now);
   if (phase_ == RendezvousPhase::kPending && now >= next_progress_) report_progress(now);
+  fetched_.clear();
   return phase_;
 }
 
-Duration Rendezvous::pace_min() const noexcept { return std::clamp(kPaceMinPerRank * size(), kPaceMin, kPaceMinMax); }
+Duration Rendezvous::pace_min() const noexcept {
+  return std::clamp(kPaceMinPerRank * size(), kPaceMin, is_leader() ? kPaceMinMax : kPaceMinMaxOfMany);
+}
 
 Duration Rendezvous::pace_max(Duration age) const noexcept {
-  if (age >= kLateAfter) return kPaceMaxLate;
-  if (age >= kEarly) return kPaceMax;
-  return std::clamp(kPaceMaxEarlyPerRank * size(), kPaceMaxEarly, kPaceMax);
+  const Duration share = is_leader() ? Duration(0) : std::min(kPaceMaxPerRank * size(), kPaceMaxOfMany);
+  if (age >= kLateAfter) return std::max(share, kPaceMaxLate);
+  if (age >= kEarly) return std::max(share, kPaceMax);
+  return std::max(share, std::clamp(kPaceMaxEarlyPerRank * size(), kPaceMaxEarly, kPaceMax));
 }
 
 TimePoint Rendezvous::next_step() const noexcept {
@@ -134,18 +141,27 @@ void Rendezvous::start(TimePoint now) {
   pace_ = pace_min();
   const core::Result<Bytes> own = encode(options_.self);
   if (!own.is_ok()) return end(own.status(), size() > 1);
-  if (size() > 1 && is_named()) {
+  if (size() > 1) {
+    std::vector<std::string> names = other_list_keys();
+    if (names.empty() && is_named()) names.push_back(record_key(self_rank()));
+    names.push_back(key("failed"));
+    if (!is_leader()) names.push_back(key("head"));
+    fetch(names);
+  }
+  if (phase_ == RendezvousPhase::kPending && size() > 1 && is_named()) {
     // A foreign record is from another use of the name. Never overwrite a foreign record.
     const std::optional<Bytes> there = get(record_key(self_rank()));
     if (there && *there != own.value()) end_taken(self_rank(), *there);
   }
   if (phase_ == RendezvousPhase::kPending) find_other_lists();
-  if (size() > 1 && phase_ == RendezvousPhase::kPending && !options_.lives_prefix.empty()) {
-    const std::string& life = options_.self.incarnation;
-    put(life_key(self_rank()), Bytes(life.begin(), life.end()));
-  }
   if (phase_ != RendezvousPhase::kPending) return;
-  if (size() > 1) return put(record_key(self_rank()), own.value());
+  if (size() > 1) {
+    std::vector<KeyAndValue> values;
+    const std::string& life = options_.self.incarnation;
+    if (!options_.lives_prefix.empty()) values.push_back({life_key(self_rank()), Bytes(life.begin(), life.end())});
+    values.push_back({record_key(self_rank()), own.value()});
+    return put_each(values);
+  }
   records_.assign(1, options_.self);  // a group of one rank uses no store, but makes the same proof
   roster_ = make_roster();
   proving_ = true;
@@ -157,7 +173,18 @@ bool Rendezvous::poll(TimePoint now) {
     return false;
   }
   bool moved = false;
-  if (polls_++ % kPollsPerFailedLook == 0) moved = watch_failed(now);
+  const bool watches = polls_++ % kPollsPerFailedLook == 0;
+  if (watches && polls_ > 1) {  // start() has fetched them for the first poll
+    std::vector<std::string> names{key("failed")};
+    if (!is_leader()) names.push_back(key("head"));
+    if (looks_at_lists()) {
+      const std::vector<std::string> lists = other_list_keys();
+      names.insert(names.end(), lists.begin(), lists.end());
+    }
+    fetch(names);
+    if (phase_ != RendezvousPhase::kPending) return true;
+  }
+  if (watches) moved = watch_failed(now);
   if (phase_ == RendezvousPhase::kPending && (is_leader() ? lead(now) : follow())) moved = true;
   return moved;
 }
@@ -180,17 +207,30 @@ bool Rendezvous::collect() {
   records_[0] = options_.self;
   note_.clear();  // set again below if still true
   bool moved = false;
-  int looked = 0;
-  for (int i = 0; i < size() && phase_ == RendezvousPhase::kPending; ++i) {
-    const int rank = (cursor_ + i) % size();
-    if (records_[static_cast<std::size_t>(rank)]) continue;
-    if (looked++ == kBatch) {
-      cursor_ = rank;
-      break;
-    }
+  const auto is_absent = [&](int rank) { return !records_[static_cast<std::size_t>(rank)].has_value(); };
+  for (const int rank : next_batch(is_absent, [&](int of) { return record_key(of); })) {
+    if (phase_ != RendezvousPhase::kPending) break;
     if (const auto bytes = get(record_key(rank)); bytes && take_record(rank, *bytes)) moved = true;
   }
   return moved;
+}
+
+std::vector<int> Rendezvous::next_batch(const std::function<bool(int)>& is_wanted,
+                                        const std::function<std::string(int)>& key_of) {
+  std::vector<int> ranks;
+  std::vector<std::string> names;
+  for (int i = 0; i < size(); ++i) {
+    const int rank = (cursor_ + i) % size();
+    if (!is_wanted(rank)) continue;
+    if (static_cast<int>(ranks.size()) == kBatch) {
+      cursor_ = rank;
+      break;
+    }
+    ranks.push_back(rank);
+    names.push_back(key_of(rank));
+  }
+  if (!names.empty()) fetch(names);
+  return ranks;
 }
 
 bool Rendezvous::take_record(int rank, const Bytes& bytes) {
@@ -291,8 +331,9 @@ bool Rendezvous::propose(TimePoint now) {
     end(bytes.status(), true);
     return false;
   }
-  put(roster_key(nonce_), bytes.value());  // before the head that names this roster
-  if (phase_ == RendezvousPhase::kPending) put(key("head"), encode_head({nonce_, HeadState::kProposed, {}}));
+  // The roster before the head that names it.
+  put_each(std::vector<KeyAndValue>{{roster_key(nonce_), bytes.value()},
+                                    {key("head"), encode_head({nonce_, HeadState::kProposed, {}})}});
   round_trips_.assign(static_cast<std::size_t>(roster_.node_count()), {});
   std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
   own_ack_ = RosterAck::kNone;
@@ -306,14 +347,11 @@ bool Rendezvous::propose(TimePoint now) {
 
 bool Rendezvous::gather(TimePoint now) {
   bool moved = false;
-  int looked = 0;
-  for (int i = 0; i < size() && phase_ == RendezvousPhase::kPending; ++i) {
-    const int rank = (cursor_ + i) % size();
-    if (rank == 0 || acks_[static_cast<std::size_t>(rank)] != RosterAck::kNone) continue;
-    if (looked++ == kBatch) {
-      cursor_ = rank;
-      break;
-    }
+  const auto is_absent = [&](int rank) {
+    return rank != 0 && acks_[static_cast<std::size_t>(rank)] == RosterAck::kNone;
+  };
+  for (const int rank : next_batch(is_absent, [&](int of) { return ack_key(nonce_, of); })) {
+    if (phase_ != RendezvousPhase::kPending) break;
     if (const auto bytes = get(ack_key(nonce_, rank)); bytes && take_ack(rank, *bytes)) moved = true;
   }
   acks_[0] = own_ack_;
@@ -471,26 +509,37 @@ void Rendezvous::acknowledge(RosterAck ack, const std::vector<int>& unproven, st
 // ---- store and time
 
 void Rendezvous::put(const std::string& name, std::span<const std::uint8_t> value) {
-  const Status status = store_->set(name, value);
-  if (!status.is_ok()) {
-    end(Status(status.code(), "the store refused " + core::quoted(name) + ": " + std::string(status.message()) +
-                                  "; see whether the process that hosts the store (often rank 0) is alive"),
-        false);
-  }
+  put_each(std::vector<KeyAndValue>{{name, Bytes(value.begin(), value.end())}});
+}
+
+void Rendezvous::put_each(const std::vector<KeyAndValue>& values) {
+  for (const KeyAndValue& value : values) fetched_.erase(value.key);
+  const Status status =
+      values.size() == 1 ? store_->set(values.front().key, values.front().value) : store_->set_each(values);
+  if (!status.is_ok()) end_refused(values.front().key, status);
+}
+
+void Rendezvous::end_refused(const std::string& name, const Status& status) {
+  // kMismatch: the value's writer belongs to another job, or has other settings.
+  if (status.code() == Code::kMismatch) return end(status, true);
+  end(Status(status.code(), "the store refused " + core::quoted(name) + ": " + std::string(status.message()) +
+                                "; see whether the process that hosts the store (often rank 0) is alive"),
+      false);
 }
 
 std::optional<Bytes> Rendezvous::get(const std::string& name) {
+  // Whoever asks again wants to know what is there now.
+  if (auto found = fetched_.extract(name)) return std::move(found.mapped());
   core::Result<std::optional<Bytes>> value = store_->try_get(name);
   if (value.is_ok()) return std::move(value).value();
-  if (value.status().code() == Code::kMismatch) {  // its writer belongs to another job, or has other settings
-    end(value.status(), true);
-    return std::nullopt;
-  }
-  end(Status(value.status().code(), "the store refused " + core::quoted(name) + ": " +
-                                        std::string(value.status().message()) +
-                                        "; see whether the process that hosts the store (often rank 0) is alive"),
-      false);
+  end_refused(name, value.status());
   return std::nullopt;
+}
+
+void Rendezvous::fetch(const std::vector<std::string>& names) {
+  core::Result<std::vector<std::optional<Bytes>>> values = store_->try_get_each(names);
+  if (!values.is_ok()) return end_refused(names.front(), values.status());
+  for (std::size_t i = 0; i < names.size(); ++i) fetched_.insert_or_assign(names[i], std::move(values.value()[i]));
 }
 
 void Rendezvous::report_progress(TimePoint now) {

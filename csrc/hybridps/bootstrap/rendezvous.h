@@ -15,8 +15,8 @@
 // Members  members may name different members for the group (MemberRecord::members). Then both sides get an error at
 //          once, with both lists, unless the side is ready already. Rank 0 compares all records. Each other member
 //          compares the records at its own place and at rank 0's place.
-// Cost     a member: 5 store calls (2 more in a group that names its members) and its polls (one small key each). Rank
-//          0: n records, n acks and its polls, in batches of at most kBatch per step.
+// Cost     a member: 5 store requests and its polls (one small key each), which are rarer in larger groups. Rank 0: n
+//          records, n acks and its polls, in batches of at most kBatch per step.
 // Failure  a member that finds an error writes `failed`, even a member that could not make a record
 //          (announce_failure()). All members raise the text of `failed`. A failure may be of an earlier life if it was
 //          there before our first look, does not name our engine, and is older than this process by the wall clock.
@@ -32,6 +32,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -186,6 +187,9 @@ class Rendezvous : core::Pinned {
   bool end_if_disagrees(const MemberRecord& other);
   /// Calls end_if_disagrees() for the records at our place and at rank 0's place.
   void find_other_lists();
+  std::vector<std::string> other_list_keys() const;
+  /// Whether this look at `failed` also looks at lists.
+  bool looks_at_lists() const noexcept;
   /// Ends the rendezvous if `member` was given up before. Returns whether the rendezvous ended.
   bool refuses(const MemberRecord& member);
   /// Ends the rendezvous if an expected member is gone.
@@ -205,7 +209,14 @@ class Rendezvous : core::Pinned {
   std::vector<int> map_nodes() const;
 
   void put(const std::string& name, std::span<const std::uint8_t> value);
+  void put_each(const std::vector<KeyAndValue>& values);
+  /// What fetch() has brought in this step, once; else what the store holds.
   std::optional<Bytes> get(const std::string& name);
+  /// Asks for several values in one request.
+  void fetch(const std::vector<std::string>& names);
+  void end_refused(const std::string& name, const core::Status& status);
+  /// Fetches the keys of the next ranks that are wanted, kBatch at most, from cursor_ on.
+  std::vector<int> next_batch(const std::function<bool(int)>& is_wanted, const std::function<std::string(int)>& key_of);
   std::optional<core::Status> believed_failure(const std::optional<Bytes>& bytes, bool grace_is_over) const;
   std::optional<core::Status> unreplaced_failure();
   void report_progress(core::TimePoint now);
@@ -226,6 +237,8 @@ class Rendezvous : core::Pinned {
   core::Duration pace_{};
   std::uint64_t polls_ = 0;
   std::uint64_t departures_seen_ = 0;
+
+  std::map<std::string, std::optional<Bytes>> fetched_;  // by fetch(), not yet used; in a step only
 
   // The current roster: proposed by us (leader) or read (other members).
   Roster roster_;

@@ -119,7 +119,8 @@ bool Rendezvous::is_of_this_life(const MemberRecord& other) const {
 bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   const std::string text = disagreement(other);
   if (text.empty() || !is_of_this_life(other)) return false;
-  // A member of a group that is valid without us keeps its group.
+  // A member of a group that is valid without us keeps its group. So look at the newest head.
+  fetched_.erase(key("head"));
   const std::optional<Bytes> bytes = get(key("head"));
   const std::optional<Head> head = bytes ? decode_head(*bytes) : std::nullopt;
   bool valid = false;
@@ -137,16 +138,22 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   return true;
 }
 
+std::vector<std::string> Rendezvous::other_list_keys() const {
+  if (size() == 1 || options_.self.members.empty()) return {};
+  std::vector<std::string> names{record_key(self_rank())};
+  if (!is_leader()) names.push_back(record_key(0));
+  return names;
+}
+
+bool Rendezvous::looks_at_lists() const noexcept { return std::has_single_bit(polls_ / kPollsPerFailedLook); }
+
 void Rendezvous::find_other_lists() {
-  if (size() == 1 || options_.self.members.empty()) return;
-  const auto look = [&](int rank) {
-    const std::optional<Bytes> bytes = phase_ == RendezvousPhase::kPending ? get(record_key(rank)) : std::nullopt;
-    if (!bytes) return;
+  for (const std::string& name : other_list_keys()) {
+    const std::optional<Bytes> bytes = phase_ == RendezvousPhase::kPending ? get(name) : std::nullopt;
+    if (!bytes) continue;
     if (const core::Result<MemberRecord> record = decode_record(*bytes); record.is_ok())
       end_if_disagrees(record.value());
-  };
-  look(self_rank());
-  if (!is_leader()) look(0);
+  }
 }
 
 bool Rendezvous::refuses(const MemberRecord& member) {
@@ -180,7 +187,7 @@ bool Rendezvous::watch_failed(TimePoint now) {
   }
   // Two members that come at the same moment have not seen each other. So look again, ever more rarely, because a look
   // costs the store's host.
-  if (std::has_single_bit(polls_ / kPollsPerFailedLook)) find_other_lists();
+  if (looks_at_lists()) find_other_lists();
   if (phase_ != RendezvousPhase::kPending) return true;
   if (!failed_looked_) {
     failed_looked_ = true;

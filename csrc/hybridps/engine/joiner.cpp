@@ -56,6 +56,16 @@ class WatchedStore final : public bootstrap::KeyValueStore {
     group_->store_answered.store(core::Clock::now());
     return found;
   }
+  Status set_each(std::span<const bootstrap::KeyAndValue> values) override {
+    Status status = group_->options.store->set_each(values);
+    group_->store_answered.store(core::Clock::now());
+    return status;
+  }
+  core::Result<std::vector<std::optional<bootstrap::Bytes>>> try_get_each(std::span<const std::string> keys) override {
+    auto found = group_->options.store->try_get_each(keys);
+    group_->store_answered.store(core::Clock::now());
+    return found;
+  }
 
  private:
   const std::shared_ptr<GroupCore> group_;

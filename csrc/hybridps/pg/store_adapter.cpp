@@ -1,5 +1,6 @@
 #include "hybridps/pg/store_adapter.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -121,7 +122,60 @@ class StoreAdapter final : public bootstrap::KeyValueStore {
     }
   }
 
+  core::Status set_each(std::span<const bootstrap::KeyAndValue> values) override {
+    if (values.empty()) return core::Status::ok();
+    try {
+      const StorePtr store = this->store();
+      if (!store->hasExtendedApi()) return KeyValueStore::set_each(values);
+      std::vector<std::string> names;
+      std::vector<bootstrap::Bytes> contents;
+      for (const auto& [key, value] : values) {
+        names.push_back(prefix_ + key);
+        contents.push_back(value);
+      }
+      store->multiSet(names, contents);
+      return core::Status::ok();
+    } catch (const std::exception& error) {
+      return failed("multi_set", prefix_ + values.front().key, error);
+    }
+  }
+
+  core::Result<std::vector<std::optional<bootstrap::Bytes>>> try_get_each(std::span<const std::string> keys) override {
+    std::vector<std::optional<bootstrap::Bytes>> values(keys.size());
+    if (keys.empty()) return values;
+    try {
+      const StorePtr store = this->store();
+      if (!store->hasExtendedApi()) return KeyValueStore::try_get_each(keys);
+      std::vector<std::string> names;
+      for (const std::string& key : keys) names.push_back(prefix_ + key);
+      std::vector<std::size_t> there;
+      find_present(*store, names, 0, names.size(), there);
+      if (there.empty()) return values;
+      std::vector<std::string> present;
+      for (const std::size_t at : there) present.push_back(names[at]);
+      std::vector<bootstrap::Bytes> contents = store->multiGet(present);
+      for (std::size_t i = 0; i < there.size() && i < contents.size(); ++i) values[there[i]] = std::move(contents[i]);
+      return values;
+    } catch (const std::exception& error) {
+      return failed("multi_get", prefix_ + keys.front(), error);
+    }
+  }
+
  private:
+  /// check() says of several keys only whether all are there. multiGet() would wait for those that are not.
+  static void find_present(c10d::Store& store, const std::vector<std::string>& names, std::size_t begin,
+                           std::size_t end, std::vector<std::size_t>& there) {
+    const auto at = [&](std::size_t i) { return names.begin() + static_cast<std::ptrdiff_t>(i); };
+    if (store.check(std::vector<std::string>(at(begin), at(end)))) {
+      for (std::size_t i = begin; i < end; ++i) there.push_back(i);
+      return;
+    }
+    const std::size_t part = (end - begin + kParts - 1) / kParts;
+    for (std::size_t i = begin; i < end && end - begin > 1; i += part)
+      find_present(store, names, i, std::min(i + part, end), there);
+  }
+  static constexpr std::size_t kParts = 8;
+
   StorePtr store() {
     if (use_ == StoreUse::kOwn) settle();
     const std::lock_guard lock(mutex_);

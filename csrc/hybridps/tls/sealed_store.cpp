@@ -40,16 +40,46 @@ class SealedStore final : public bootstrap::KeyValueStore {
       : store_(std::move(store)), authority_(std::move(authority)) {}
 
   Status set(std::string_view key, std::span<const std::uint8_t> value) override {
-    if (!authority_) return store_->set(key, value);
-    const Mac mac = authority_->seal(key, value);
-    Bytes sealed(kMark.begin(), kMark.end());
-    sealed.insert(sealed.end(), mac.begin(), mac.end());
-    sealed.insert(sealed.end(), value.begin(), value.end());
-    return store_->set(key, sealed);
+    return authority_ ? store_->set(key, sealed(key, value)) : store_->set(key, value);
+  }
+
+  Status set_each(std::span<const bootstrap::KeyAndValue> values) override {
+    if (!authority_) return store_->set_each(values);
+    std::vector<bootstrap::KeyAndValue> all;
+    all.reserve(values.size());
+    for (const auto& [key, value] : values) all.push_back({key, sealed(key, value)});
+    return store_->set_each(all);
   }
 
   core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
-    core::Result<std::optional<Bytes>> found = store_->try_get(key);
+    return opened(key, store_->try_get(key));
+  }
+
+  core::Result<std::vector<std::optional<Bytes>>> try_get_each(std::span<const std::string> keys) override {
+    core::Result<std::vector<std::optional<Bytes>>> found = store_->try_get_each(keys);
+    if (!found.is_ok()) return found;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      core::Result<std::optional<Bytes>> value = opened(keys[i], std::move(found.value()[i]));
+      if (!value.is_ok()) return value.status();
+      found.value()[i] = std::move(value).value();
+    }
+    return found;
+  }
+
+  void settle() override { store_->settle(); }
+
+ private:
+  Bytes sealed(std::string_view key, std::span<const std::uint8_t> value) const {
+    const Mac mac = authority_->seal(key, value);
+    Bytes sealed(kSealBytes + value.size());
+    auto to = std::copy(kMark.begin(), kMark.end(), sealed.begin());
+    to = std::copy(mac.begin(), mac.end(), to);
+    std::copy(value.begin(), value.end(), to);
+    return sealed;
+  }
+
+  /// What was sealed, if `found` is a value that somebody may write under this key.
+  core::Result<std::optional<Bytes>> opened(std::string_view key, core::Result<std::optional<Bytes>> found) const {
     if (!found.is_ok() || !found.value()) return found;
     Bytes& value = *found.value();
     const bool is_sealed = value.size() >= kSealBytes && std::equal(kMark.begin(), kMark.end(), value.begin());
@@ -80,9 +110,6 @@ class SealedStore final : public bootstrap::KeyValueStore {
     return std::optional<Bytes>(std::move(plain));
   }
 
-  void settle() override { store_->settle(); }
-
- private:
   const std::shared_ptr<KeyValueStore> store_;
   const std::shared_ptr<const Authority> authority_;
 };

@@ -292,6 +292,17 @@ TEST_CASE("tls: a sealed store takes values of holders of the token only, each u
     REQUIRE(memory->set("spoilt", spoilt).is_ok());
     CHECK_FALSE(ours->try_get("spoilt").is_ok());
   }
+  // Several at a time: each has its own seal, and one that is bad spoils all.
+  REQUIRE(ours->set_each(std::vector<bootstrap::KeyAndValue>{{"several/1", {1}}, {"several/2", {2}}}).is_ok());
+  CHECK(memory->contents().at("several/2").size() == 37);
+  const std::vector<std::string> several{"several/1", "several/none", "several/2"};
+  const auto got = ours->try_get_each(several);
+  REQUIRE(got.is_ok());
+  CHECK(got.value() ==
+        std::vector<std::optional<bootstrap::Bytes>>{bootstrap::Bytes{1}, std::nullopt, bootstrap::Bytes{2}});
+  REQUIRE(memory->set("several/2", memory->contents().at("several/1")).is_ok());
+  CHECK(ours->try_get_each(several).status().message().find("\"several/2\"") != std::string_view::npos);
+  CHECK(plain->try_get_each(several).status().code() == Code::kMismatch);
   const std::string words = "could not read HYBRIDPS_TOKEN_FILE";
   REQUIRE(plain->set("group/failed", bootstrap::Bytes(words.begin(), words.end())).is_ok());
   refused(ours, "group/failed", words);

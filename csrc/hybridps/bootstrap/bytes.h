@@ -23,6 +23,11 @@ class ByteWriter {
   void u32(std::uint32_t value) { little_endian(value, 4); }
   void u64(std::uint64_t value) { little_endian(value, 8); }
   void f64(double value) { u64(std::bit_cast<std::uint64_t>(value)); }
+  /// As few bytes as it needs: see difference.h.
+  void number(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) u8(static_cast<std::uint8_t>(value | 0x80));
+    u8(static_cast<std::uint8_t>(value));
+  }
   void raw(std::span<const std::uint8_t> bytes);
   /// Length u16, bytes; the caller has checked the cap.
   void text(std::string_view value);
@@ -47,6 +52,16 @@ class ByteReader {
   std::uint32_t u32() { return static_cast<std::uint32_t>(little_endian(4)); }
   std::uint64_t u64() { return little_endian(8); }
   double f64() { return std::bit_cast<double>(u64()); }
+  std::uint64_t number() {
+    std::uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const std::uint8_t byte = u8();
+      value |= std::uint64_t{byte & 0x7fU} << shift;
+      if ((byte & 0x80) == 0) return value;
+    }
+    ok_ = false;
+    return 0;
+  }
   std::span<const std::uint8_t> raw(std::size_t byte_count) {
     if (!ok_ || byte_count > rest_.size()) {
       ok_ = false;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "hybridps/bootstrap/bytes.h"
+#include "hybridps/bootstrap/difference.h"
 
 namespace hybridps::bootstrap {
 namespace {
@@ -17,11 +19,37 @@ using core::Status;
 constexpr std::uint32_t kRecordMagic = 0x6d535048;  // "HPSm"
 constexpr std::uint32_t kRosterMagic = 0x72535048;  // "HPSr"
 constexpr std::uint16_t kHeadFormat = 1;
+constexpr int kNoRank = 0;  // in a roster, whose order tells the rank
 
 // A lower bound on a record's size: head, texts, addresses, numbers. Limits the count that a roster may claim.
 constexpr std::size_t kRecordBytesMin = 12 + 6 + 8 + 12 + 12 + 10 + 25 + 24;
+// And of a member in a roster: its node, and a difference that holds an engine id.
+constexpr std::size_t kEntryBytesMin = 6;
 constexpr std::size_t kRecordBytesMax =
     9 * kTextBytesMax + 3 * kAddressBytesMax + (kNicsMax + 1) * (2 * kTextBytesMax + 12) + 256;
+
+/// Which member of a roster is told as the difference from which other one: the first of its node, or the first of all.
+/// Bytes that are shared by many cost a reader memory, but not the writer. So nothing is shared beyond a limit that no
+/// group reaches in earnest.
+class References {
+ public:
+  explicit References(std::size_t members) : shared_max_((std::size_t{1} << 20) + members * (std::size_t{4} << 10)) {}
+
+  /// `node`: at most one more than all before.
+  std::span<const std::uint8_t> of(std::size_t node) const {
+    if (shared_ > shared_max_ || firsts_.empty()) return {};
+    return node < firsts_.size() ? firsts_[node] : firsts_.front();
+  }
+  void add(std::size_t node, Bytes record) {
+    shared_ += record.size();
+    if (node == firsts_.size()) firsts_.push_back(std::move(record));
+  }
+
+ private:
+  const std::size_t shared_max_;
+  std::size_t shared_ = 0;
+  std::vector<Bytes> firsts_;  // by node
+};
 
 void write_head(ByteWriter& out, std::uint32_t magic, std::uint32_t protocol_version, std::string_view build) {
   out.u32(magic);
@@ -93,6 +121,14 @@ std::string_view oversize_of(const MemberRecord& record) {
   return {};
 }
 
+Status check(const MemberRecord& record) {
+  if (const auto field = oversize_of(record); !field.empty())
+    return {Code::kInvalidArgument, "member record: " + std::string(field) + " is too long"};
+  if (const auto fault = fault_of(record); !fault.empty())
+    return {Code::kInvalidArgument, "member record: bad " + std::string(fault)};
+  return Status::ok();
+}
+
 /// What is wrong with the roster. Empty: the roster is valid.
 std::string fault_of(const Roster& roster) {
   const std::size_t size = roster.members.size();
@@ -133,6 +169,36 @@ Nic read_nic(ByteReader& in) {
   nic.network = in.text(kTextBytesMax);
   nic.gbps = in.f64();
   return nic;
+}
+
+void write_record(ByteWriter& out, const MemberRecord& record, int group_rank) {
+  write_head(out, kRecordMagic, record.protocol_version, record.build);
+  out.text(record.incarnation);
+  out.u64(record.engine.value);
+  out.text(record.node_identity);
+  out.text(record.host_name);
+  out.u32(record.pid);
+  out.u32(static_cast<std::uint32_t>(group_rank));
+  out.u32(static_cast<std::uint32_t>(record.group_size));
+  out.text(record.members);
+  out.u64(record.made_ms);
+  out.address(record.shm_address);
+  out.address(record.data_address);
+  out.address(record.control_address);
+  out.u64(record.eager_bytes);
+  out.u64(record.far_bytes);
+  out.text(record.region);
+  out.u64(record.chunk_bytes);
+  out.u64(record.chunk_bytes_max);
+  out.text(record.compress);
+  out.text(record.priority);
+  out.f64(record.node_gbps);
+  out.u64(record.machine);
+  out.text(record.loopback);
+  out.text(record.notes);
+  write_nic(out, record.control);
+  out.u8(static_cast<std::uint8_t>(record.nics.size()));
+  for (const Nic& nic : record.nics) write_nic(out, nic);
 }
 
 }  // namespace
@@ -203,40 +269,9 @@ std::vector<int> Roster::ranks_of_node(int node) const {
 }
 
 core::Result<Bytes> encode(const MemberRecord& record) {
-  if (const auto field = oversize_of(record); !field.empty()) {
-    return Status(Code::kInvalidArgument, "member record: " + std::string(field) + " is too long");
-  }
-  if (const auto fault = fault_of(record); !fault.empty()) {
-    return Status(Code::kInvalidArgument, "member record: bad " + std::string(fault));
-  }
+  if (Status status = check(record); !status.is_ok()) return status;
   ByteWriter out;
-  write_head(out, kRecordMagic, record.protocol_version, record.build);
-  out.text(record.incarnation);
-  out.u64(record.engine.value);
-  out.text(record.node_identity);
-  out.text(record.host_name);
-  out.u32(record.pid);
-  out.u32(static_cast<std::uint32_t>(record.group_rank));
-  out.u32(static_cast<std::uint32_t>(record.group_size));
-  out.text(record.members);
-  out.u64(record.made_ms);
-  out.address(record.shm_address);
-  out.address(record.data_address);
-  out.address(record.control_address);
-  out.u64(record.eager_bytes);
-  out.u64(record.far_bytes);
-  out.text(record.region);
-  out.u64(record.chunk_bytes);
-  out.u64(record.chunk_bytes_max);
-  out.text(record.compress);
-  out.text(record.priority);
-  out.f64(record.node_gbps);
-  out.u64(record.machine);
-  out.text(record.loopback);
-  out.text(record.notes);
-  write_nic(out, record.control);
-  out.u8(static_cast<std::uint8_t>(record.nics.size()));
-  for (const Nic& nic : record.nics) write_nic(out, nic);
+  write_record(out, record, record.group_rank);
   return std::move(out).take();
 }
 
@@ -292,19 +327,26 @@ core::Result<Bytes> encode(const Roster& roster) {
   out.u64(roster.nonce);
   out.u64(roster.uid.high);
   out.u64(roster.uid.low);
-  const auto write = [&out](const std::vector<MemberRecord>& records) {
-    out.u32(static_cast<std::uint32_t>(records.size()));
-    for (const MemberRecord& record : records) {
-      auto bytes = encode(record);
-      if (!bytes.is_ok()) return bytes.status();
-      out.address(bytes.value());
-    }
-    return Status::ok();
-  };
-  if (Status status = write(roster.members); !status.is_ok()) return status;
-  for (const int node : roster.node_of) out.u32(static_cast<std::uint32_t>(node));
+  out.u32(static_cast<std::uint32_t>(roster.members.size()));
+  References references(roster.members.size());
+  for (std::size_t rank = 0; rank < roster.members.size(); ++rank) {
+    const MemberRecord& record = roster.members[rank];
+    if (Status status = check(record); !status.is_ok()) return status;
+    const auto node = static_cast<std::size_t>(roster.node_of[rank]);
+    ByteWriter bytes;
+    write_record(bytes, record, kNoRank);
+    Bytes own = std::move(bytes).take();
+    out.number(node);
+    write_difference(out, references.of(node), own);
+    references.add(node, std::move(own));
+  }
   out.u8(roster.names_servers ? 1 : 0);
-  if (Status status = write(roster.servers); !status.is_ok()) return status;
+  out.u32(static_cast<std::uint32_t>(roster.servers.size()));
+  for (const MemberRecord& server : roster.servers) {
+    auto bytes = encode(server);
+    if (!bytes.is_ok()) return bytes.status();
+    out.address(bytes.value());
+  }
   return std::move(out).take();
 }
 
@@ -316,37 +358,49 @@ core::Result<Roster> decode_roster(std::span<const std::uint8_t> bytes) {
   roster.nonce = in.u64();
   roster.uid.high = in.u64();
   roster.uid.low = in.u64();
-  const auto read = [&in](std::vector<MemberRecord>& records, std::size_t count_min, std::size_t count_max) -> Status {
-    const std::size_t count = in.u32();
-    if (!in.ok() || count < count_min || count > count_max || count > in.remaining() / kRecordBytesMin)
-      return Status(Code::kMismatch, "roster: bad member count");
-    records.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t length = in.u32();
-      if (length > kRecordBytesMax) return Status(Code::kMismatch, "roster: member record too long");
-      const auto record_bytes = in.raw(length);
-      if (!in.ok()) return Status(Code::kMismatch, "roster: wrong length");
-      auto record = decode_record(record_bytes);
-      if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
-      records.push_back(std::move(record).value());
-    }
-    return Status::ok();
-  };
-  if (Status status = read(roster.members, 1, kMembersMax); !status.is_ok()) return status;
-  roster.node_of.reserve(roster.members.size());
-  for (std::size_t i = 0; i < roster.members.size(); ++i) {
-    const std::uint32_t node = in.u32();
-    if (node >= roster.members.size()) return Status(Code::kMismatch, "roster: bad node number");
+  const std::size_t size = in.u32();
+  if (!in.ok() || size < 1 || size > kMembersMax || size > in.remaining() / kEntryBytesMin)
+    return Status(Code::kMismatch, "roster: bad member count");
+  roster.members.reserve(size);
+  roster.node_of.reserve(size);
+  References references(size);
+  std::size_t nodes = 0;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const std::uint64_t node = in.number();
+    if (!in.ok() || node > nodes) return Status(Code::kMismatch, "roster: bad node number");
+    nodes = std::max<std::size_t>(nodes, node + 1);
+    std::optional<Bytes> own = read_difference(in, references.of(node), kRecordBytesMax);
+    if (!own) return Status(Code::kMismatch, "roster: member record cannot be read");
+    auto record = decode_record(*own);
+    if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
+    roster.members.push_back(std::move(record).value());
+    roster.members.back().group_rank = static_cast<int>(rank);
     roster.node_of.push_back(static_cast<int>(node));
+    references.add(node, *std::move(own));
   }
   const std::uint8_t names_servers = in.u8();
   if (names_servers > 1) return Status(Code::kMismatch, "roster: bad flag");
   roster.names_servers = names_servers == 1;
-  if (Status status = read(roster.servers, 0, kServersMax); !status.is_ok()) return status;
+  const std::size_t servers = in.u32();
+  if (!in.ok() || servers > kServersMax || servers > in.remaining() / kRecordBytesMin)
+    return Status(Code::kMismatch, "roster: bad server count");
+  for (std::size_t i = 0; i < servers; ++i) {
+    const std::size_t length = in.u32();
+    if (length > kRecordBytesMax) return Status(Code::kMismatch, "roster: server record too long");
+    const auto record_bytes = in.raw(length);
+    if (!in.ok()) return Status(Code::kMismatch, "roster: wrong length");
+    auto record = decode_record(record_bytes);
+    if (!record.is_ok()) return Status(Code::kMismatch, "roster: " + std::string(record.status().message()));
+    roster.servers.push_back(std::move(record).value());
+  }
   if (!in.finished()) return Status(Code::kMismatch, "roster: wrong length");
   if (const std::string fault = fault_of(roster); !fault.empty()) {
     return Status(Code::kMismatch, "roster: bad " + fault);
   }
+  // One roster can be told in several ways, but encode() has one.
+  const core::Result<Bytes> again = encode(roster);
+  if (!again.is_ok() || !std::equal(bytes.begin(), bytes.end(), again.value().begin(), again.value().end()))
+    return Status(Code::kMismatch, "roster: not as it is written");
   return roster;
 }
 

@@ -11,8 +11,11 @@
 //              u64 | compress text | priority text | node_gbps f64 | machine u64 | loopback text | notes text | control
 //              nic | count u8 | count x nic)
 //   nic     := name text | network text | gbps f64
-//   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (length u32 | record) | count x node u32
-//              | names servers u8 | servers u32 | servers x (length u32 | record))
+//   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (node n | difference) | names servers u8
+//              | servers u32 | servers x (length u32 | record))
+//
+// A member in a roster is the difference (difference.h) of its record, with rank 0, from that of its node's first
+// member, whose own is told as the difference from that of the group's first member. So what ranks share is there once.
 #pragma once
 
 #include <cstddef>

@@ -44,6 +44,17 @@ std::string version_text(const BlobVersion& version) {
   return "protocol " + std::to_string(version.protocol_version) + " build " + core::quoted(version.build);
 }
 
+/// A value of torch's Store has 8 MiB at most, and the store's host keeps a large one several times while it sends.
+std::vector<Bytes> in_parts(const Bytes& bytes) {
+  constexpr std::size_t kPartBytesMax = (std::size_t{1} << 20) - 64;  // with its seal 1 MiB at most
+  std::vector<Bytes> parts;
+  for (std::size_t at = 0; at < bytes.size(); at += kPartBytesMax) {
+    const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(at);
+    parts.emplace_back(from, from + static_cast<std::ptrdiff_t>(std::min(kPartBytesMax, bytes.size() - at)));
+  }
+  return parts;
+}
+
 /// Ordered, so that (a, b) and (b, a) are one pair.
 std::pair<std::uint64_t, std::uint64_t> pair_of(core::EngineId a, core::EngineId b) {
   return std::minmax(a.value, b.value);
@@ -128,7 +139,9 @@ void Rendezvous::fail(Status status) {
 std::string Rendezvous::key(std::string_view suffix) const { return options_.key_prefix + "/" + std::string(suffix); }
 std::string Rendezvous::record_key(int rank) const { return key("rec/" + std::to_string(rank)); }
 std::string Rendezvous::life_key(int rank) const { return options_.lives_prefix + "/life/" + std::to_string(rank); }
-std::string Rendezvous::roster_key(std::uint64_t nonce) const { return key("roster/" + hex(nonce)); }
+std::string Rendezvous::roster_key(std::uint64_t nonce, int part) const {
+  return key("roster/" + hex(nonce) + "/" + std::to_string(part));
+}
 std::string Rendezvous::ack_key(std::uint64_t nonce, int rank) const {
   return key("ack/" + hex(nonce) + "/" + std::to_string(rank));
 }
@@ -331,9 +344,19 @@ bool Rendezvous::propose(TimePoint now) {
     end(bytes.status(), true);
     return false;
   }
-  // The roster before the head that names it.
-  put_each(std::vector<KeyAndValue>{{roster_key(nonce_), bytes.value()},
-                                    {key("head"), encode_head({nonce_, HeadState::kProposed, {}})}});
+  const std::vector<Bytes> parts = in_parts(bytes.value());
+  if (parts.size() > static_cast<std::size_t>(kRosterPartsMax)) {
+    end(Status(Code::kOutOfResources, "the roster of group " + core::quoted(options_.group_name) + " has " +
+                                          std::to_string(bytes.value().size()) + " bytes, too many for the store"),
+        true);
+    return false;
+  }
+  parts_ = static_cast<int>(parts.size());
+  std::vector<KeyAndValue> values;  // the roster before the head that names it
+  for (int part = 0; part < parts_; ++part)
+    values.push_back({roster_key(nonce_, part), parts[static_cast<std::size_t>(part)]});
+  values.push_back({key("head"), encode_head({nonce_, HeadState::kProposed, {}, parts_})});
+  put_each(values);
   round_trips_.assign(static_cast<std::size_t>(roster_.node_count()), {});
   std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
   own_ack_ = RosterAck::kNone;
@@ -373,7 +396,7 @@ bool Rendezvous::gather(TimePoint now) {
     return now >= propose_not_before_ ? propose(now) : moved;
   }
   if (options_.find_regions) roster_.region_of = options_.find_regions(round_trips_);
-  put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of}));
+  put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of, parts_}));
   if (phase_ == RendezvousPhase::kPending) phase_ = RendezvousPhase::kReady;
   return true;
 }
@@ -417,7 +440,7 @@ bool Rendezvous::follow() {
   }
   bool moved = false;
   if (head->nonce != nonce_) {
-    const std::optional<Bytes> roster = get(roster_key(head->nonce));
+    const std::optional<Bytes> roster = get_roster(*head);
     if (!roster) return false;
     moved = take_roster(head->nonce, *roster);
     if (phase_ == RendezvousPhase::kPending && proving_) ask_proof();
@@ -534,6 +557,19 @@ std::optional<Bytes> Rendezvous::get(const std::string& name) {
   if (value.is_ok()) return std::move(value).value();
   end_refused(name, value.status());
   return std::nullopt;
+}
+
+std::optional<Bytes> Rendezvous::get_roster(const Head& head) {
+  std::vector<std::string> names;
+  for (int part = 0; part < head.parts; ++part) names.push_back(roster_key(head.nonce, part));
+  if (names.size() > 1) fetch(names);
+  Bytes bytes;
+  for (const std::string& name : names) {
+    const std::optional<Bytes> part = phase_ == RendezvousPhase::kPending ? get(name) : std::nullopt;
+    if (!part) return std::nullopt;
+    bytes.insert(bytes.end(), part->begin(), part->end());
+  }
+  return bytes;
 }
 
 void Rendezvous::fetch(const std::vector<std::string>& names) {

@@ -44,6 +44,7 @@
 #include "hybridps/bootstrap/departures.h"
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/bootstrap/record.h"
+#include "hybridps/bootstrap/store_notes.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/core/pinned.h"
@@ -159,7 +160,7 @@ class Rendezvous : core::Pinned {
   int size() const noexcept { return options_.self.group_size; }
   std::string key(std::string_view suffix) const;
   std::string record_key(int rank) const;
-  std::string roster_key(std::uint64_t nonce) const;
+  std::string roster_key(std::uint64_t nonce, int part) const;
   std::string ack_key(std::uint64_t nonce, int rank) const;
 
   // The bool results say whether anything moved. All these functions end the rendezvous on errors.
@@ -212,6 +213,8 @@ class Rendezvous : core::Pinned {
   void put_each(const std::vector<KeyAndValue>& values);
   /// What fetch() has brought in this step, once; else what the store holds.
   std::optional<Bytes> get(const std::string& name);
+  /// The bytes of the roster that `head` names.
+  std::optional<Bytes> get_roster(const Head& head);
   /// Asks for several values in one request.
   void fetch(const std::vector<std::string>& names);
   void end_refused(const std::string& name, const core::Status& status);
@@ -256,6 +259,7 @@ class Rendezvous : core::Pinned {
 
   // Leader only, by rank.
   bool gathering_ = false;
+  int parts_ = 1;  // of the proposed roster
   std::vector<std::optional<MemberRecord>> records_;
   std::vector<core::EngineId> rejected_;  // stale: a record of this engine is not taken again
   std::vector<RosterAck> acks_;

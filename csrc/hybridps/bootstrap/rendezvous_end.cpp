@@ -125,7 +125,7 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   const std::optional<Head> head = bytes ? decode_head(*bytes) : std::nullopt;
   bool valid = false;
   if (head && head->state == HeadState::kValid) {
-    const std::optional<Bytes> roster = get(roster_key(head->nonce));
+    const std::optional<Bytes> roster = get_roster(*head);
     if (!roster) return phase_ != RendezvousPhase::kPending;
     const core::Result<Roster> decoded = decode_roster(*roster);
     valid = decoded.is_ok() && is_of_this_life(decoded.value().members.front());

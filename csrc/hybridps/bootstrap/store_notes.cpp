@@ -41,6 +41,7 @@ Bytes encode_head(const Head& head) {
   out.u32(kHeadMagic);
   out.u64(head.nonce);
   out.u8(static_cast<std::uint8_t>(head.state));
+  out.u8(static_cast<std::uint8_t>(head.parts));
   put_numbers(out, head.region_of);
   return std::move(out).take();
 }
@@ -51,8 +52,10 @@ std::optional<Head> decode_head(std::span<const std::uint8_t> bytes) {
   Head head;
   head.nonce = in.u64();
   const std::uint8_t state = in.u8();
+  head.parts = in.u8();
   const bool has_regions = take_numbers(in, kMembersMax, head.region_of);
-  if (!has_regions || !in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0) return std::nullopt;
+  if (!has_regions || !in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0 || head.parts == 0)
+    return std::nullopt;
   int regions = 0;  // numbered in the order of nodes
   for (const int region : head.region_of) {
     if (region > regions) return std::nullopt;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "hybridps/bootstrap/difference.h"
 #include "sample.h"
 #include "tests/support/catch.h"
 
@@ -53,6 +54,78 @@ TEST_CASE("bootstrap/record: a roster survives encode and decode", "[bootstrap][
     CHECK(decoded.value() == roster);
     CHECK(roster.node_count() == (size + 1) / 2);
     CHECK(roster.ranks_of_node(0) == (size == 1 ? std::vector<int>{0} : std::vector<int>{0, 1}));
+  }
+}
+
+TEST_CASE("bootstrap/record: what ranks of a node share is in a roster once", "[bootstrap][fast]") {
+  Roster roster = sample_roster(64);
+  const std::size_t small = encode(roster).value().size();
+  for (MemberRecord& member : roster.members) member.region.assign(kTextBytesMax, 'r');
+  CHECK(encode(roster).value().size() <= small + 2 * kTextBytesMax);
+  CHECK(decode_roster(encode(roster).value()).value() == roster);
+  // Records of any length beside each other, in nodes of any order.
+  std::mt19937 random(11);
+  for (int attempt = 0; attempt < 200; ++attempt) {
+    roster = sample_roster(12);
+    int nodes = 0;
+    for (std::size_t rank = 0; rank < 12; ++rank) {
+      MemberRecord& member = roster.members[rank];
+      member.host_name.assign(random() % 20, 'h');
+      member.notes.assign(random() % 3 == 0 ? random() % kTextBytesMax : 0, static_cast<char>('a' + random() % 26));
+      for (std::size_t i = random() % 80; i > 0; --i)
+        member.data_address.push_back(static_cast<std::uint8_t>(random()));
+      member.nics.resize(random() % 3);
+      roster.node_of[rank] = static_cast<int>(random() % static_cast<unsigned>(nodes + 1));
+      nodes = std::max(nodes, roster.node_of[rank] + 1);
+    }
+    const auto bytes = encode(roster);
+    REQUIRE(bytes.is_ok());
+    CHECK(decode_roster(bytes.value()).value() == roster);
+  }
+}
+
+TEST_CASE("bootstrap/record: few bytes of a roster do not make a reader use much memory", "[bootstrap][fast]") {
+  Roster roster = sample_roster(400);
+  for (MemberRecord& member : roster.members) member.data_address.assign(kAddressBytesMax, 7);
+  const auto bytes = encode(roster);
+  REQUIRE(bytes.is_ok());
+  CHECK(decode_roster(bytes.value()).value() == roster);
+  // 4 KiB a member may be shared, and 1 MiB.
+  CHECK(bytes.value().size() > 400 * (kAddressBytesMax - (4 << 10)) - (2 << 20));
+}
+
+TEST_CASE("bootstrap/record: differences bring back what they were made of, and damaged ones nothing large",
+          "[bootstrap][fast]") {
+  std::mt19937 random(3);
+  const auto some = [&](std::size_t most) {
+    Bytes bytes(random() % (most + 1));
+    for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random() % 4);
+    return bytes;
+  };
+  for (int attempt = 0; attempt < 3000; ++attempt) {
+    const Bytes from = some(120);
+    Bytes to = attempt % 2 == 0 ? some(120) : from;
+    for (std::size_t edit = random() % 4; edit > 0 && attempt % 2 == 1; --edit) {
+      const auto at = static_cast<std::ptrdiff_t>(random() % (to.size() + 1));
+      const Bytes put = some(10);
+      to.insert(to.begin() + at, put.begin(), put.end());
+    }
+    ByteWriter out;
+    write_difference(out, from, to);
+    Bytes told = std::move(out).take();
+    ByteReader in(told);
+    CHECK(read_difference(in, from, 1000) == to);
+    CHECK(in.finished());
+    ByteReader small(told);
+    if (!to.empty()) CHECK_FALSE(read_difference(small, from, to.size() - 1));
+    for (std::size_t length = 0; length < told.size(); ++length) {
+      ByteReader cut{std::span<const std::uint8_t>(told).first(length)};
+      CHECK_FALSE(read_difference(cut, from, 1000));
+    }
+    told[random() % told.size()] = static_cast<std::uint8_t>(random());
+    ByteReader damaged(told);
+    const auto got = read_difference(damaged, from, 1000);
+    CHECK((!got || got->size() <= 1000));
   }
 }
 

@@ -160,6 +160,26 @@ TEST_CASE("bootstrap/rendezvous: a group of one is ready at once without the sto
   CHECK(world.member(0).roster().node_of == std::vector<int>{0});
 }
 
+TEST_CASE("bootstrap/rendezvous: a roster of more than 1 MiB is in several values", "[bootstrap][fast]") {
+  auto store = std::make_shared<MemoryStore>();
+  World world(40, store);
+  for (int rank = 0; rank < 40; ++rank) {
+    Bytes& address = world.options(rank).self.data_address;
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (std::size_t i = 0; i < kAddressBytesMax; ++i) address.push_back(static_cast<std::uint8_t>(random()));
+    address.resize(kAddressBytesMax);
+  }
+  world.start_all();
+  REQUIRE(world.run(Phase::kReady));
+  world.check_agreement();
+  std::size_t parts = 0;
+  for (const auto& [key, value] : store->contents()) {
+    CHECK(value.size() <= (std::size_t{1} << 20));
+    parts += key.find("/roster/") != std::string::npos ? 1 : 0;
+  }
+  CHECK(parts == 2);
+}
+
 TEST_CASE("bootstrap/rendezvous: more members than a batch agree", "[bootstrap][fast]") {
   World world(3 * Rendezvous::kBatch);
   world.start_all();

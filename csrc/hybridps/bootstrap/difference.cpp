@@ -20,13 +20,13 @@ std::size_t equal_run(View a, View b, std::size_t limit) {
       std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(end), b.begin()).first - a.begin());
 }
 
-struct Step {
+struct StepOver {
   std::size_t skipped = 0;  // of `from`
   std::size_t literal = 0;  // of `to`
 };
 
 /// To where the two go on alike.
-Step step_over(View from, View to) {
+StepOver step_over(View from, View to) {
   for (std::size_t literal = 1; literal < to.size(); ++literal) {
     const View rest = to.subspan(literal);
     const auto is_alike = [&](std::size_t skipped, std::size_t run) {
@@ -52,7 +52,7 @@ void write_difference(ByteWriter& out, View from, View to) {
     from = from.subspan(equal);
     to = to.subspan(equal);
     if (to.empty()) return;
-    const Step step = step_over(from, to);
+    const StepOver step = step_over(from, to);
     out.number(step.literal << 1 | (step.skipped == step.literal ? 0 : 1));
     if (step.skipped != step.literal) out.number(step.skipped);
     out.raw(to.first(step.literal));

@@ -34,6 +34,7 @@ constexpr Duration kEarly = milliseconds(500);
 constexpr Duration kPaceMax = milliseconds(20);
 constexpr Duration kPaceMaxLate = milliseconds(50);
 constexpr Duration kLateAfter = seconds(5);
+constexpr Duration kShelfPace = milliseconds(1);
 constexpr Duration kProgressInterval = seconds(10);
 constexpr Duration kProposePaceMin = milliseconds(20);
 constexpr Duration kProposePaceMax = seconds(1);
@@ -72,6 +73,10 @@ Rendezvous::Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions o
   }
 }
 
+Rendezvous::~Rendezvous() {
+  if (claimed_ != 0) options_.shelf->clear(claimed_);
+}
+
 Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
   if (phase_ != RendezvousPhase::kPending) return phase_;
   if (!started_) start(now);
@@ -81,7 +86,7 @@ Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
   const bool is_late = options_.deadline.has_passed(now);
   if (phase_ == RendezvousPhase::kPending && (now >= next_poll_ || is_late)) {
     pace_ = poll(now) ? pace_min() : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
-    next_poll_ = now + pace_;
+    next_poll_ = now + (shelved_ ? kShelfPace : pace_);
   }
   if (phase_ == RendezvousPhase::kPending && is_late) time_out(now);
   if (phase_ == RendezvousPhase::kPending && now >= next_progress_) report_progress(now);
@@ -173,6 +178,18 @@ void Rendezvous::start(TimePoint now) {
     const std::string& life = options_.self.incarnation;
     if (!options_.lives_prefix.empty()) values.push_back({life_key(self_rank()), Bytes(life.begin(), life.end())});
     values.push_back({record_key(self_rank()), own.value()});
+    if (is_leader() && !options_.self.members.empty()) {
+      MemberRecord list = options_.self;
+      list.node_identity = "-";
+      for (Bytes* address : {&list.shm_address, &list.data_address, &list.control_address}) address->clear();
+      list.nics.clear();
+      list.control = {};
+      for (std::string* text : {&list.region, &list.compress, &list.priority, &list.loopback, &list.notes})
+        text->clear();
+      const core::Result<Bytes> bytes = encode(list);
+      if (!bytes.is_ok()) return end(bytes.status(), true);
+      values.push_back({key("list"), bytes.value()});
+    }
     return put_each(values);
   }
   records_.assign(1, options_.self);  // a group of one rank uses no store, but makes the same proof
@@ -352,6 +369,7 @@ bool Rendezvous::propose(TimePoint now) {
     return false;
   }
   parts_ = static_cast<int>(parts.size());
+  if (options_.shelf && claim_shelf(nonce_) == NodeShelf::ShelfClaim::kOurs) options_.shelf->put(nonce_, bytes.value());
   std::vector<KeyAndValue> values;  // the roster before the head that names it
   for (int part = 0; part < parts_; ++part)
     values.push_back({roster_key(nonce_, part), parts[static_cast<std::size_t>(part)]});
@@ -431,18 +449,21 @@ void Rendezvous::add_unproven(int rank, const std::vector<int>& others) {
 // ---- every member
 
 bool Rendezvous::follow() {
-  const std::optional<Bytes> bytes = get(key("head"));
-  if (!bytes) return false;
-  const std::optional<Head> head = decode_head(*bytes);
+  std::optional<Head> head = shelved_;
+  if (!head) {
+    const std::optional<Bytes> bytes = get(key("head"));
+    if (!bytes) return false;
+    head = decode_head(*bytes);
+  }
   if (!head) {
     note_ = "the store holds a roster head that cannot be read";
     return false;
   }
   bool moved = false;
   if (head->nonce != nonce_) {
-    const std::optional<Bytes> roster = get_roster(*head);
+    std::optional<core::Result<Roster>> roster = find_roster(*head);
     if (!roster) return false;
-    moved = take_roster(head->nonce, *roster);
+    moved = take_roster(head->nonce, *std::move(roster));
     if (phase_ == RendezvousPhase::kPending && proving_) ask_proof();
   }
   if (phase_ == RendezvousPhase::kPending && head->state == HeadState::kValid && own_ack_ == RosterAck::kOk) {
@@ -456,11 +477,41 @@ bool Rendezvous::follow() {
   return moved;
 }
 
-bool Rendezvous::take_roster(std::uint64_t nonce, const Bytes& bytes) {
+std::optional<core::Result<Roster>> Rendezvous::find_roster(const Head& head) {
+  if (options_.shelf && claimed_ != head.nonce) {
+    const bool is_there = shelved_ || claim_shelf(head.nonce) == NodeShelf::ShelfClaim::kOthers;
+    if (is_there) {
+      if (!shelved_) shelved_since_ = last_step_;
+      shelved_ = head;
+      if (const std::optional<Bytes> bytes = options_.shelf->look(head.nonce)) {
+        core::Result<Roster> roster = decode_roster(*bytes);
+        if (roster.is_ok() && roster.value().nonce == head.nonce) {
+          shelved_.reset();
+          return roster;
+        }
+      } else if (last_step_ - shelved_since_ < kShelfPatience + kShelfPatiencePerRank * size()) {
+        return std::nullopt;
+      }
+    }
+    shelved_.reset();
+  }
+  const std::optional<Bytes> bytes = get_roster(head);
+  if (!bytes) return std::nullopt;
+  if (claimed_ == head.nonce) options_.shelf->put(head.nonce, *bytes);
+  return decode_roster(*bytes);
+}
+
+NodeShelf::ShelfClaim Rendezvous::claim_shelf(std::uint64_t nonce) {
+  if (claimed_ != 0) options_.shelf->clear(claimed_);
+  const NodeShelf::ShelfClaim claim = options_.shelf->claim(nonce);
+  claimed_ = claim == NodeShelf::ShelfClaim::kOurs ? nonce : 0;
+  return claim;
+}
+
+bool Rendezvous::take_roster(std::uint64_t nonce, core::Result<Roster> decoded) {
   nonce_ = nonce;
   proving_ = false;
   own_ack_ = RosterAck::kNone;
-  core::Result<Roster> decoded = decode_roster(bytes);
   if (!decoded.is_ok() || decoded.value().nonce != nonce) {
     // Perhaps from an earlier life and another version. If our versions differ, rank 0 reports the difference.
     note_ = "the store holds a roster that cannot be read: " + std::string(decoded.status().message());

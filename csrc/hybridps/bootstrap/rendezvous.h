@@ -14,7 +14,7 @@
 // Threads  one thread at a time calls step(); hooks run inside step(). No thread of its own, no waiting, no clock.
 // Members  members may name different members for the group (MemberRecord::members). Then both sides get an error at
 //          once, with both lists, unless the side is ready already. Rank 0 compares all records. Each other member
-//          compares the records at its own place and at rank 0's place.
+//          compares the record at its own place, and `list`, which is rank 0's record without addresses.
 // Cost     a member: 5 store requests and its polls (one small key each), which are rarer in larger groups. Rank 0: n
 //          records, n acks and its polls, in batches of at most kBatch per step.
 // Failure  a member that finds an error writes `failed`, even a member that could not make a record
@@ -43,6 +43,7 @@
 
 #include "hybridps/bootstrap/departures.h"
 #include "hybridps/bootstrap/key_value.h"
+#include "hybridps/bootstrap/node_shelf.h"
 #include "hybridps/bootstrap/record.h"
 #include "hybridps/bootstrap/store_notes.h"
 #include "hybridps/core/clock.h"
@@ -104,6 +105,8 @@ struct RendezvousOptions {
   /// The processes that this process has found gone. If a member is gone, the rendezvous ends for all members. Unset:
   /// none.
   std::shared_ptr<const Departures> departures;
+  /// Where members of a node hand a roster on, which one of them has read. Unset: each member reads the store.
+  std::shared_ptr<NodeShelf> shelf;
   /// Prefix of keys under which members of all lives of the group publish their current life. Used in the message when
   /// a member waits in vain for members of another life. Empty: nobody publishes.
   std::string lives_prefix;
@@ -121,6 +124,7 @@ class Rendezvous : core::Pinned {
   enum class RendezvousPhase { kPending, kReady, kFailed };
 
   Rendezvous(std::shared_ptr<KeyValueStore> store, RendezvousOptions options);
+  ~Rendezvous();
 
   /// Does the work that is possible now. Calls before next_step() cost nothing, but ask a pending proof again.
   RendezvousPhase step(core::TimePoint now);
@@ -147,6 +151,9 @@ class Rendezvous : core::Pinned {
   std::string find_missing();
 
   static constexpr int kBatch = 64;
+  /// How long a member waits for another member of its node to read the roster.
+  static constexpr core::Duration kShelfPatience = std::chrono::seconds(2);
+  static constexpr core::Duration kShelfPatiencePerRank = std::chrono::milliseconds(1);
   static constexpr core::Duration kForeignGrace = std::chrono::seconds(60);
 
  private:
@@ -176,7 +183,10 @@ class Rendezvous : core::Pinned {
   bool gather(core::TimePoint now);
   bool take_ack(int rank, const Bytes& bytes);
   bool follow();
-  bool take_roster(std::uint64_t nonce, const Bytes& bytes);
+  /// The roster that `head` names, from the node's shelf or from the store. Nothing: it is not there yet.
+  std::optional<core::Result<Roster>> find_roster(const Head& head);
+  bool take_roster(std::uint64_t nonce, core::Result<Roster> decoded);
+  NodeShelf::ShelfClaim claim_shelf(std::uint64_t nonce);
   bool is_named() const noexcept { return !options_.expected.empty(); }
   /// Ends the rendezvous: another process's record lies at `rank`.
   void end_taken(int rank, const Bytes& bytes);
@@ -249,6 +259,11 @@ class Rendezvous : core::Pinned {
   bool proving_ = false;
   RosterAck own_ack_ = RosterAck::kNone;
   std::string note_;  // an oddity that a timeout's message reports
+
+  // The node's shelf.
+  std::optional<Head> shelved_;  // the head whose roster another member of the node reads
+  core::TimePoint shelved_since_{};
+  std::uint64_t claimed_ = 0;  // the roster that we are to put there; 0: none
 
   // `failed` at our first look.
   bool failed_looked_ = false;

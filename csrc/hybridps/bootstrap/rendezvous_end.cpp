@@ -141,7 +141,7 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
 std::vector<std::string> Rendezvous::other_list_keys() const {
   if (size() == 1 || options_.self.members.empty()) return {};
   std::vector<std::string> names{record_key(self_rank())};
-  if (!is_leader()) names.push_back(record_key(0));
+  if (!is_leader()) names.push_back(key("list"));
   return names;
 }
 

@@ -413,6 +413,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.made_ms = bootstrap::wall_ms();
   r.self.compress = o.compress;
   r.self.priority = o.priority;
+  if (config_.shm) r.shelf = bootstrap::folder_shelf();
   r.process_started_ms = bootstrap::process_started_ms();
   r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "hybridps/bootstrap/incarnation.h"
@@ -1154,4 +1158,151 @@ TEST_CASE("bootstrap/rendezvous: rank 0 finds regions from what the nodes have m
     CHECK(seen == Table{{1, 2, 3}, {2, 3, 4}, {3, 4, 5}});
     CHECK(world.member(11).roster().region_of == (are_found ? std::vector{0, 1, 0} : std::vector<int>()));
   }
+}
+
+// ---- a node's shelf
+
+namespace {
+
+/// The shelf of one node, which may refuse, lose or spoil what it gets.
+class TestShelf final : public NodeShelf {
+ public:
+  ShelfClaim claim(std::uint64_t name) override {
+    if (has_none) return ShelfClaim::kNone;
+    return claimed_.insert(name).second ? ShelfClaim::kOurs : ShelfClaim::kOthers;
+  }
+  void put(std::uint64_t name, std::span<const std::uint8_t> value) override {
+    ++puts;
+    if (loses) return;
+    values_[name] = Bytes(value.begin(), value.end());
+    if (spoils) values_[name].resize(value.size() / 2);
+  }
+  std::optional<Bytes> look(std::uint64_t name) override {
+    const auto found = values_.find(name);
+    return found == values_.end() ? std::nullopt : std::optional<Bytes>(found->second);
+  }
+  void clear(std::uint64_t name) override {
+    values_.erase(name);
+    ++clears;
+  }
+  bool has_none = false;
+  bool loses = false;
+  bool spoils = false;
+  int puts = 0;
+  int clears = 0;
+
+ private:
+  std::set<std::uint64_t> claimed_;
+  std::map<std::uint64_t, Bytes> values_;
+};
+
+/// Counts who reads rosters.
+class RosterReads final : public KeyValueStore {
+ public:
+  core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    return store_.set(key, value);
+  }
+  core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
+    if (key.find("/roster/") != std::string_view::npos) ++count;
+    return store_.try_get(key);
+  }
+  int count = 0;
+
+ private:
+  MemoryStore store_;
+};
+
+}  // namespace
+
+TEST_CASE("bootstrap/rendezvous: one member of a node reads the roster for all, or each where that fails",
+          "[bootstrap][fast]") {
+  struct Example {
+    bool has_none, loses, spoils;
+    int reads;  // of 8 members on two nodes; rank 0 has made the roster
+  };
+  for (const Example& example : {Example{false, false, false, 1}, Example{true, false, false, 7},
+                                 Example{false, true, false, 7}, Example{false, false, true, 7}}) {
+    for (unsigned seed = 0; seed < 5; ++seed) {
+      const auto store = std::make_shared<RosterReads>();
+      World world(8, store, seed);
+      std::vector<std::shared_ptr<TestShelf>> shelves{std::make_shared<TestShelf>(), std::make_shared<TestShelf>()};
+      for (const auto& shelf : shelves) {
+        shelf->has_none = example.has_none;
+        shelf->loses = example.loses;
+        shelf->spoils = example.spoils;
+      }
+      for (int rank = 0; rank < 8; ++rank) world.options(rank).shelf = shelves[static_cast<std::size_t>(rank / 4)];
+      world.start_all();
+      const auto begin = world.now;
+      REQUIRE(world.run(Phase::kReady));
+      world.check_agreement();
+      CHECK(store->count == example.reads);
+      CHECK(world.now - begin < (example.loses ? Rendezvous::kShelfPatience + seconds(1) : seconds(1)));
+      for (const auto& shelf : shelves) CHECK(shelf->puts == (example.has_none ? 0 : 1));
+      for (int rank = 0; rank < 8; ++rank) world.stop(rank);
+      for (const auto& shelf : shelves) CHECK(shelf->clears == shelf->puts);
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a member that dies before it hands its node the roster is the one that is named",
+          "[bootstrap][fast]") {
+  World world(6);  // ranks 4 and 5 on the second node
+  const auto shelf = std::make_shared<TestShelf>();
+  shelf->loses = true;
+  for (const int rank : {4, 5}) world.options(rank).shelf = shelf;
+  world.options(4).prove = [](const Roster&) { return MemoryProof::pending(); };
+  world.start_all();
+  world.member(5).step(world.now);  // it publishes its record, and comes later than rank 4 to the roster
+  while (shelf->puts == 0) {
+    for (int rank = 0; rank < 5; ++rank) world.member(rank).step(world.now);
+    world.now += milliseconds(1);
+  }
+  world.stop(4);
+  REQUIRE(world.run(Phase::kFailed, seconds(70)));
+  for (const int rank : {0, 1, 2, 3, 5})
+    CHECK(contains(message(world.member(rank)), "waiting for ranks [4] to confirm the roster"));
+}
+
+TEST_CASE("bootstrap/node_shelf: a folder holds what the first of a node has read, for its user only",
+          "[bootstrap][fast]") {
+  namespace fs = std::filesystem;
+  std::string name = (fs::temp_directory_path() / "hybridps-shelf-XXXXXX").string();
+  REQUIRE(mkdtemp(name.data()) != nullptr);
+  const fs::path folder = name;
+  {
+    const auto one = folder_shelf(folder.string());
+    const auto two = folder_shelf(folder.string());
+    CHECK(one->claim(7) == NodeShelf::ShelfClaim::kOurs);
+    CHECK(two->claim(7) == NodeShelf::ShelfClaim::kOthers);
+    CHECK(two->claim(8) == NodeShelf::ShelfClaim::kOurs);
+    CHECK_FALSE(two->look(7));
+    const Bytes value(200'000, 9);
+    one->put(7, value);
+    CHECK(two->look(7) == value);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const fs::path path = entry.path();
+      CHECK((fs::status(path).permissions() & (fs::perms::group_all | fs::perms::others_all)) == fs::perms::none);
+      if (path.filename().string().ends_with("07"))
+        fs::permissions(path, fs::perms::owner_read | fs::perms::others_write);
+    }
+    CHECK_FALSE(two->look(7));  // somebody else may have written it
+    one->clear(7);
+    two->clear(8);
+    CHECK(fs::is_empty(folder));
+    // What a killed process has left goes with a later claim; what is not ours stays.
+    CHECK(one->claim(9) == NodeShelf::ShelfClaim::kOurs);
+    std::ofstream(folder / "other") << "x";
+    for (const auto& entry : fs::directory_iterator(folder))
+      fs::last_write_time(entry.path(), fs::file_time_type::clock::now() - std::chrono::hours(1));
+    CHECK(two->claim(10) == NodeShelf::ShelfClaim::kOurs);
+    two->clear(10);
+    CHECK(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
+    CHECK(fs::exists(folder / "other"));
+  }
+  fs::remove_all(folder);
+  const auto nowhere = folder_shelf(folder.string());
+  CHECK(nowhere->claim(1) == NodeShelf::ShelfClaim::kNone);
+  nowhere->put(1, Bytes{1});
+  CHECK_FALSE(nowhere->look(1));
 }

@@ -236,31 +236,36 @@ bool Rendezvous::lead(TimePoint now) {
 bool Rendezvous::collect() {
   records_[0] = options_.self;
   note_.clear();  // set again below if still true
-  bool moved = false;
-  const auto is_absent = [&](int rank) { return !records_[static_cast<std::size_t>(rank)].has_value(); };
-  for (const int rank : next_batch(is_absent, [&](int of) { return record_key(of); })) {
-    if (phase_ != RendezvousPhase::kPending) break;
-    if (const auto bytes = get(record_key(rank)); bytes && take_record(rank, *bytes)) moved = true;
-  }
-  return moved;
+  return take_batch([&](int rank) { return !records_[static_cast<std::size_t>(rank)].has_value(); },
+                    [&](int rank) { return record_key(rank); },
+                    [&](int rank, const Bytes& bytes) { return take_record(rank, bytes); });
 }
 
-std::vector<int> Rendezvous::next_batch(const std::function<bool(int)>& is_wanted,
-                                        const std::function<std::string(int)>& key_of) {
+bool Rendezvous::take_batch(const std::function<bool(int)>& is_wanted, const std::function<std::string(int)>& key_of,
+                            const std::function<bool(int, const Bytes&)>& take) {
   std::vector<int> ranks;
   std::vector<std::string> names;
   for (int i = 0; i < size(); ++i) {
     const int rank = (cursor_ + i) % size();
     if (!is_wanted(rank)) continue;
-    if (static_cast<int>(ranks.size()) == kBatch) {
+    if (static_cast<int>(ranks.size()) == batch_) {
       cursor_ = rank;
       break;
     }
     ranks.push_back(rank);
     names.push_back(key_of(rank));
   }
-  if (!names.empty()) fetch(names);
-  return ranks;
+  if (names.empty()) return false;
+  fetch(names);
+  bool moved = false;
+  bool are_all_there = true;
+  for (std::size_t i = 0; i < ranks.size() && phase_ == RendezvousPhase::kPending; ++i) {
+    const std::optional<Bytes> bytes = get(names[i]);
+    if (bytes && take(ranks[i], *bytes)) moved = true;
+    are_all_there = are_all_there && bytes;
+  }
+  batch_ = are_all_there ? std::min(2 * batch_, kBatchMax) : kBatch;
+  return moved;
 }
 
 bool Rendezvous::take_record(int rank, const Bytes& bytes) {
@@ -387,14 +392,10 @@ bool Rendezvous::propose(TimePoint now) {
 }
 
 bool Rendezvous::gather(TimePoint now) {
-  bool moved = false;
-  const auto is_absent = [&](int rank) {
-    return rank != 0 && acks_[static_cast<std::size_t>(rank)] == RosterAck::kNone;
-  };
-  for (const int rank : next_batch(is_absent, [&](int of) { return ack_key(nonce_, of); })) {
-    if (phase_ != RendezvousPhase::kPending) break;
-    if (const auto bytes = get(ack_key(nonce_, rank)); bytes && take_ack(rank, *bytes)) moved = true;
-  }
+  const bool moved =
+      take_batch([&](int rank) { return rank != 0 && acks_[static_cast<std::size_t>(rank)] == RosterAck::kNone; },
+                 [&](int rank) { return ack_key(nonce_, rank); },
+                 [&](int rank, const Bytes& bytes) { return take_ack(rank, bytes); });
   acks_[0] = own_ack_;
   if (phase_ != RendezvousPhase::kPending) return moved;
 

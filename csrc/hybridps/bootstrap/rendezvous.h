@@ -16,7 +16,7 @@
 //          once, with both lists, unless the side is ready already. Rank 0 compares all records. Each other member
 //          compares the record at its own place, and `list`, which is rank 0's record without addresses.
 // Cost     a member: 5 store requests and its polls (one small key each), which are rarer in larger groups. Rank 0: n
-//          records, n acks and its polls, in batches of at most kBatch per step.
+//          records, n acks and its polls, in batches of at most kBatch per step, or kBatchMax where all are there.
 // Failure  a member that finds an error writes `failed`, even a member that could not make a record
 //          (announce_failure()). All members raise the text of `failed`. A failure may be of an earlier life if it was
 //          there before our first look, does not name our engine, and is older than this process by the wall clock.
@@ -151,6 +151,7 @@ class Rendezvous : core::Pinned {
   std::string find_missing();
 
   static constexpr int kBatch = 64;
+  static constexpr int kBatchMax = 1024;
   /// How long a member waits for another member of its node to read the roster.
   static constexpr core::Duration kShelfPatience = std::chrono::seconds(2);
   static constexpr core::Duration kShelfPatiencePerRank = std::chrono::milliseconds(1);
@@ -209,6 +210,8 @@ class Rendezvous : core::Pinned {
   /// The process at a rank, as far as known; engine 0: not known.
   ExpectedMember member_at(int rank) const;
   std::string absent_text(const std::vector<int>& absent) const;
+  /// Of the first kBatch ranks, from `first` on, those whose key the store does not have.
+  std::vector<int> absent_keys(int first, const std::function<std::string(int)>& key_of);
   /// The lives that absent ranks have published last, if they differ from ours.
   std::string other_lives(const std::vector<int>& absent);
   std::string life_key(int rank) const;
@@ -228,8 +231,10 @@ class Rendezvous : core::Pinned {
   /// Asks for several values in one request.
   void fetch(const std::vector<std::string>& names);
   void end_refused(const std::string& name, const core::Status& status);
-  /// Fetches the keys of the next ranks that are wanted, kBatch at most, from cursor_ on.
-  std::vector<int> next_batch(const std::function<bool(int)>& is_wanted, const std::function<std::string(int)>& key_of);
+  /// Fetches the keys of the next ranks that are wanted, batch_ at most, from cursor_ on. `take` gets what is there,
+  /// and says whether anything moved. So does the result.
+  bool take_batch(const std::function<bool(int)>& is_wanted, const std::function<std::string(int)>& key_of,
+                  const std::function<bool(int, const Bytes&)>& take);
   std::optional<core::Status> believed_failure(const std::optional<Bytes>& bytes, bool grace_is_over) const;
   std::optional<core::Status> unreplaced_failure();
   void report_progress(core::TimePoint now);
@@ -280,7 +285,8 @@ class Rendezvous : core::Pinned {
   std::vector<RosterAck> acks_;
   std::vector<std::vector<std::uint32_t>> round_trips_;  // by node
   std::set<EnginePair> unproven_;
-  int cursor_ = 0;  // where the next batch starts
+  int cursor_ = 0;      // where the next batch starts
+  int batch_ = kBatch;  // larger as long as everything is there
   core::TimePoint propose_not_before_{};
   core::Duration propose_pace_{};
 };

@@ -74,6 +74,22 @@ std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
          ")";
 }
 
+std::vector<int> Rendezvous::absent_keys(int first, const std::function<std::string(int)>& key_of) {
+  std::vector<int> ranks;
+  std::vector<std::string> names;
+  for (int rank = first; rank < std::min(size(), kBatch); ++rank) {
+    if (rank == self_rank()) continue;
+    ranks.push_back(rank);
+    names.push_back(key_of(rank));
+  }
+  if (names.empty()) return ranks;
+  fetch(names);
+  std::vector<int> absent;
+  for (std::size_t i = 0; i < ranks.size() && phase_ == RendezvousPhase::kPending; ++i)
+    if (!get(names[i])) absent.push_back(ranks[i]);
+  return absent;
+}
+
 std::string Rendezvous::find_missing() {
   std::string text = waiting_for();
   if (is_leader() && !gathering_ && size() > 1) {
@@ -85,9 +101,7 @@ std::string Rendezvous::find_missing() {
   // Rank 0 knows the silent ranks, but the member that times out first tells all others.
   if (phase_ == RendezvousPhase::kPending && !is_leader() &&
       (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven)) {
-    std::vector<int> silent;
-    for (int rank = 1; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank)
-      if (rank != self_rank() && !get(ack_key(nonce_, rank))) silent.push_back(rank);
+    const std::vector<int> silent = absent_keys(1, [&](int rank) { return ack_key(nonce_, rank); });
     if (phase_ == RendezvousPhase::kPending && !silent.empty()) {
       text = unconfirmed_text(silent);
       if (!note_.empty()) text += "; " + note_;
@@ -95,10 +109,7 @@ std::string Rendezvous::find_missing() {
   }
   if (phase_ == RendezvousPhase::kPending && !is_leader() && own_ack_ == RosterAck::kNone && !proving_) {
     // Rank 0 cannot tell us who is absent, so look into the store.
-    std::vector<int> absent;
-    for (int rank = 0; rank < std::min(size(), kBatch) && phase_ == RendezvousPhase::kPending; ++rank) {
-      if (rank != self_rank() && !get(record_key(rank))) absent.push_back(rank);
-    }
+    const std::vector<int> absent = absent_keys(0, [&](int rank) { return record_key(rank); });
     if (phase_ == RendezvousPhase::kPending && !absent.empty()) {
       text = absent_text(absent);
       if (size() > kBatch) text += " among the first " + std::to_string(kBatch);

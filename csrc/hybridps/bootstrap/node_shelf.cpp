@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "hybridps/core/descriptor.h"
 #include "hybridps/core/ids.h"
 
 namespace hybridps::bootstrap {
@@ -19,15 +20,13 @@ namespace {
 constexpr std::time_t kLeftAfterSeconds = 600;
 constexpr off_t kBytesMax = off_t{1} << 30;
 
-struct File {
-  explicit File(int opened) : number(opened) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (number >= 0) close(number);
-  }
-  const int number;
-};
+/// Of regular files only, but somebody else may have put a pipe there: it must not wait. `error`: why there is none.
+core::Descriptor opened(const std::string& path, int flags, int& error) {
+  const core::ForkLock lock;
+  const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+  error = fd < 0 ? errno : 0;
+  return {lock, fd};
+}
 
 class FolderShelf final : public NodeShelf {
  public:
@@ -35,21 +34,23 @@ class FolderShelf final : public NodeShelf {
       : folder_(std::move(folder)), begin_("hybridps-roster-" + std::to_string(geteuid()) + "-") {}
 
   ShelfClaim claim(std::uint64_t name) override {
-    const File file(open((path(name) + kClaim).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (file.number < 0) return errno == EEXIST ? ShelfClaim::kOthers : ShelfClaim::kNone;
+    int error = 0;
+    if (!opened(path(name) + kClaim, O_CREAT | O_EXCL | O_WRONLY, error))
+      return error == EEXIST ? ShelfClaim::kOthers : ShelfClaim::kNone;
     remove_old();
     return ShelfClaim::kOurs;
   }
 
   void put(std::uint64_t name, std::span<const std::uint8_t> value) override {
     const std::string part = path(name) + kPart;
-    const File file(open(part.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (file.number < 0) return;
+    int error = 0;
+    const core::Descriptor file = opened(part, O_CREAT | O_EXCL | O_WRONLY, error);
+    if (!file) return;
     for (std::size_t done = 0; done < value.size();) {
-      const ssize_t written = write(file.number, value.data() + done, value.size() - done);
+      const ssize_t written = write(file.get(), value.data() + done, value.size() - done);
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) {
-        if (ftruncate(file.number, 0) != 0) return;
+        if (ftruncate(file.get(), 0) != 0) return;
         break;
       }
       done += static_cast<std::size_t>(written);
@@ -59,14 +60,15 @@ class FolderShelf final : public NodeShelf {
   }
 
   std::optional<Bytes> look(std::uint64_t name) override {
-    const File file(open(path(name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    int error = 0;
+    const core::Descriptor file = opened(path(name), O_RDONLY, error);
     struct stat about{};
-    if (file.number < 0 || fstat(file.number, &about) != 0 || !S_ISREG(about.st_mode) || about.st_uid != geteuid() ||
+    if (!file || fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || about.st_uid != geteuid() ||
         (about.st_mode & 0077) != 0 || about.st_size > kBytesMax)
       return std::nullopt;
     Bytes value(static_cast<std::size_t>(about.st_size));
     for (std::size_t done = 0; done < value.size();) {
-      const ssize_t got = read(file.number, value.data() + done, value.size() - done);
+      const ssize_t got = read(file.get(), value.data() + done, value.size() - done);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return std::nullopt;
       done += static_cast<std::size_t>(got);

@@ -29,6 +29,8 @@ std::string Rendezvous::waiting_for() const {
   } else if (proving_) {
     std::vector<int> ranks = roster_.ranks_of_node(roster_.node_of[static_cast<std::size_t>(self_rank())]);
     text = "proving shared memory with ranks " + core::format_ranks(ranks);
+  } else if (shelved_) {
+    text = "waiting for another rank of this node to read the roster";
   } else if (own_ack_ == RosterAck::kOk || own_ack_ == RosterAck::kUnproven) {
     text = "waiting for all ranks to confirm the roster";
   } else if (own_ack_ == RosterAck::kStale) {
@@ -107,7 +109,7 @@ std::string Rendezvous::find_missing() {
       if (!note_.empty()) text += "; " + note_;
     }
   }
-  if (phase_ == RendezvousPhase::kPending && !is_leader() && own_ack_ == RosterAck::kNone && !proving_) {
+  if (phase_ == RendezvousPhase::kPending && !is_leader() && own_ack_ == RosterAck::kNone && !proving_ && !shelved_) {
     // Rank 0 cannot tell us who is absent, so look into the store.
     const std::vector<int> absent = absent_keys(0, [&](int rank) { return record_key(rank); });
     if (phase_ == RendezvousPhase::kPending && !absent.empty()) {

@@ -81,6 +81,7 @@ Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
   if (phase_ != RendezvousPhase::kPending) return phase_;
   if (!started_) start(now);
   last_step_ = now;
+  if (claimed_ != 0) options_.shelf->serve();
   if (phase_ == RendezvousPhase::kPending && proving_ && ask_proof()) next_poll_ = now;
   if (phase_ == RendezvousPhase::kPending) find_gone(now);
   const bool is_late = options_.deadline.has_passed(now);
@@ -106,7 +107,11 @@ Duration Rendezvous::pace_max(Duration age) const noexcept {
 }
 
 TimePoint Rendezvous::next_step() const noexcept {
-  return proving_ ? std::min(next_poll_, last_step_ + pace_min()) : next_poll_;
+  TimePoint next = next_poll_;
+  if (proving_) next = std::min(next, last_step_ + pace_min());
+  if (claimed_ != 0)
+    next = std::min(next, last_step_ + (last_step_ - shelved_since_ < kLateAfter ? kShelfPace : kPaceMax));
+  return next;
 }
 
 ExpectedMember Rendezvous::member_at(int rank) const {
@@ -482,7 +487,6 @@ std::optional<core::Result<Roster>> Rendezvous::find_roster(const Head& head) {
   if (options_.shelf && claimed_ != head.nonce) {
     const bool is_there = shelved_ || claim_shelf(head.nonce) == NodeShelf::ShelfClaim::kOthers;
     if (is_there) {
-      if (!shelved_) shelved_since_ = last_step_;
       shelved_ = head;
       if (const std::optional<Bytes> bytes = options_.shelf->look(head.nonce)) {
         core::Result<Roster> roster = decode_roster(*bytes);
@@ -506,6 +510,7 @@ NodeShelf::ShelfClaim Rendezvous::claim_shelf(std::uint64_t nonce) {
   if (claimed_ != 0) options_.shelf->clear(claimed_);
   const NodeShelf::ShelfClaim claim = options_.shelf->claim(nonce);
   claimed_ = claim == NodeShelf::ShelfClaim::kOurs ? nonce : 0;
+  shelved_since_ = last_step_;
   return claim;
 }
 

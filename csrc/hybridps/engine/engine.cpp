@@ -21,6 +21,7 @@
 #include "hybridps/engine/group_handle.h"
 #include "hybridps/engine/interface.h"
 #include "hybridps/engine/records.h"
+#include "hybridps/engine/roster_shelf.h"
 #include "hybridps/engine/round_trips.h"
 #include "hybridps/engine/summary.h"
 #include "hybridps/intranode/shm/shm_transport.h"
@@ -413,7 +414,7 @@ core::Result<std::shared_ptr<Group>> EngineImpl::open_group(GroupOptions options
   r.self.made_ms = bootstrap::wall_ms();
   r.self.compress = o.compress;
   r.self.priority = o.priority;
-  if (config_.shm) r.shelf = bootstrap::folder_shelf();
+  if (config_.shm) r.shelf = roster_shelf();
   r.process_started_ms = bootstrap::process_started_ms();
   r.wall_ms = &bootstrap::wall_ms;
   r.deadline = o.timeout.count() > 0 ? core::Deadline::after(o.timeout, o.since) : core::Deadline::never();

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
 #include <set>
@@ -1262,47 +1259,4 @@ TEST_CASE("bootstrap/rendezvous: a member that dies before it hands its node the
   REQUIRE(world.run(Phase::kFailed, seconds(70)));
   for (const int rank : {0, 1, 2, 3, 5})
     CHECK(contains(message(world.member(rank)), "waiting for ranks [4] to confirm the roster"));
-}
-
-TEST_CASE("bootstrap/node_shelf: a folder holds what the first of a node has read, for its user only",
-          "[bootstrap][fast]") {
-  namespace fs = std::filesystem;
-  std::string name = (fs::temp_directory_path() / "hybridps-shelf-XXXXXX").string();
-  REQUIRE(mkdtemp(name.data()) != nullptr);
-  const fs::path folder = name;
-  {
-    const auto one = folder_shelf(folder.string());
-    const auto two = folder_shelf(folder.string());
-    CHECK(one->claim(7) == NodeShelf::ShelfClaim::kOurs);
-    CHECK(two->claim(7) == NodeShelf::ShelfClaim::kOthers);
-    CHECK(two->claim(8) == NodeShelf::ShelfClaim::kOurs);
-    CHECK_FALSE(two->look(7));
-    const Bytes value(200'000, 9);
-    one->put(7, value);
-    CHECK(two->look(7) == value);
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      const fs::path path = entry.path();
-      CHECK((fs::status(path).permissions() & (fs::perms::group_all | fs::perms::others_all)) == fs::perms::none);
-      if (path.filename().string().ends_with("07"))
-        fs::permissions(path, fs::perms::owner_read | fs::perms::others_write);
-    }
-    CHECK_FALSE(two->look(7));  // somebody else may have written it
-    one->clear(7);
-    two->clear(8);
-    CHECK(fs::is_empty(folder));
-    // What a killed process has left goes with a later claim; what is not ours stays.
-    CHECK(one->claim(9) == NodeShelf::ShelfClaim::kOurs);
-    std::ofstream(folder / "other") << "x";
-    for (const auto& entry : fs::directory_iterator(folder))
-      fs::last_write_time(entry.path(), fs::file_time_type::clock::now() - std::chrono::hours(1));
-    CHECK(two->claim(10) == NodeShelf::ShelfClaim::kOurs);
-    two->clear(10);
-    CHECK(std::distance(fs::directory_iterator(folder), fs::directory_iterator()) == 1);
-    CHECK(fs::exists(folder / "other"));
-  }
-  fs::remove_all(folder);
-  const auto nowhere = folder_shelf(folder.string());
-  CHECK(nowhere->claim(1) == NodeShelf::ShelfClaim::kNone);
-  nowhere->put(1, Bytes{1});
-  CHECK_FALSE(nowhere->look(1));
 }

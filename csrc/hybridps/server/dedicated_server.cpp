@@ -12,20 +12,47 @@ namespace {
 
 // A duplicate message of a finished span may come at most this many spans later.
 constexpr std::size_t kOverKept = 1024;
-// Limits of the chunks and spans that a group's members may have open at a time. A span costs about a kilobyte, a chunk
-// at least a byte, and a header alone opens both. The chunk limit is 16 TiB in chunks of 1 MiB.
+// Limits of the chunks and spans that a group's members may have open at a time. A header alone opens both. The chunk
+// limit is 16 TiB in chunks of 1 MiB.
 constexpr std::uint64_t kChunksMax = std::uint64_t{1} << 24;
 constexpr std::size_t kSpansMax = std::size_t{1} << 17;
 // Plan versions to which operations may still be bound: two per trial, changes of shares, and refused versions.
 constexpr std::size_t kVersionsKept = 1024;
 // In SpanKey::span: the whole operation is over.
 constexpr std::uint32_t kAllSpans = 0xffffffffU;
+// The memory of a group's state, roughly: the spans that are over, a member, a plan version.
+constexpr std::uint64_t kGroupBytes = 128 << 10;
+constexpr std::uint64_t kMemberBytes = 1024;
+constexpr std::uint64_t kVersionBytes = 128;
+
+/// The memory of a span's state, roughly. Each node has a stream of results, with a mark for each chunk.
+std::uint64_t span_bytes(std::uint64_t nodes, std::uint64_t chunks) noexcept {
+  return 1024 + 512 * nodes + (96 + nodes) * chunks;
+}
 
 }  // namespace
 
+std::uint64_t ServedGroup::state_bytes(std::size_t members) noexcept { return kGroupBytes + kMemberBytes * members; }
+
 struct DedicatedServer::Served : core::Pinned {
-  explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget), outer(info.outer_budget) {}
+  explicit Served(ServedGroup i) : info(std::move(i)), residuals(info.residual_budget), outer(info.outer_budget) {
+    take(ServedGroup::state_bytes(info.members.size()));
+  }
+  ~Served() { info.state_budget->used -= state_bytes; }
+  bool has_room(std::uint64_t bytes) const noexcept {
+    const compress::MemoryBudget& budget = *info.state_budget;
+    return budget.used <= budget.bytes_max && bytes <= budget.bytes_max - budget.used;
+  }
+  void take(std::uint64_t bytes) noexcept {
+    state_bytes += bytes;
+    info.state_budget->used += bytes;
+  }
+  void give_back(std::uint64_t bytes) noexcept {
+    state_bytes -= bytes;
+    info.state_budget->used -= bytes;
+  }
   ServedGroup info;
+  std::uint64_t state_bytes = 0;  // taken of the budget
   std::map<SpanKey, std::unique_ptr<ServedSpan>> spans;
   std::uint64_t chunks = 0;  // chunks of all open spans
   compress::Residuals residuals;
@@ -199,6 +226,22 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   return {};
 }
 
+bool DedicatedServer::has_room(Served& group, const wire::ChunkId& first) {
+  const std::uint32_t chunk_bytes =
+      chunk_bytes_of(group.info.chunks, *group.tuning_of(first), nullptr, first.signature.dtype);
+  const std::uint64_t chunks = (first.span_bytes + chunk_bytes - 1) / chunk_bytes;
+  if (group.has_room(span_bytes(static_cast<std::uint64_t>(group.info.topology.nodes()), chunks))) return true;
+  const compress::MemoryBudget& budget = *group.info.state_budget;
+  close_later(group.info.uid,
+              core::Status(core::Code::kOutOfResources,
+                           "a dedicated server has no memory for operation " + std::to_string(first.sequence) +
+                               ": a job's groups and operations that are not over may take " +
+                               std::to_string(budget.bytes_max) + " bytes, and " + std::to_string(budget.used) +
+                               " are taken; wait for operations before issuing more, or start it with more --memory"),
+              Tell::kFailed);
+  return false;
+}
+
 DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wire::ChunkId& first,
                                                         std::int8_t priority) {
   const schedule::Topology& topology = group.info.topology;
@@ -260,6 +303,7 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
     }
   }
   group.chunks += opening.chunks;
+  group.take(span_bytes(opening.nodes, opening.chunks));
   group.spans[key] = std::move(made);
   return server_.open(key, opening) ? span : nullptr;
 }
@@ -308,7 +352,9 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       on_bad_message(OperationKey{from.uid, chunk->sequence}, why + ", from rank " + std::to_string(from.sender_rank));
       return;
     }
-    if (group->spans.count(key) == 0 && open_span(*group, *chunk, message.priority) == nullptr) return;
+    if (group->spans.count(key) == 0 &&
+        (!has_room(*group, *chunk) || open_span(*group, *chunk, message.priority) == nullptr))
+      return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, *chunk, std::move(payload));
     else
@@ -336,13 +382,16 @@ void DedicatedServer::on_landed(Served& group, int rank, const wire::Failover& l
 
 // A dedicated server binds no operations. It must know the tuning of a version before a rank uses the version.
 void DedicatedServer::on_ask(Served& group, const wire::PlanAsk& ask) {
-  const bool is_sane = schedule::is_sane(ask.turns, group.info.chunks.most());
+  const bool is_sane = schedule::is_sane(ask.turns, group.info.chunks.most()) && group.has_room(2 * kVersionBytes);
   if (is_sane) {
+    const std::size_t before = group.tunings.size();
     if (group.first_told == 0) group.first_told = ask.version;
     group.tunings[ask.version] = ask.turns.a;
     if (ask.turns.pairs > 0) group.tunings[ask.version + 1] = ask.turns.b;
     // Version 0 stays.
     while (group.tunings.size() > kVersionsKept) group.tunings.erase(std::next(group.tunings.begin()));
+    group.give_back(kVersionBytes * before);
+    group.take(kVersionBytes * group.tunings.size());
   }
   const wire::From me{{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
   host_.send_control(group.info.members.engine(0), {me, 0, wire::PlanAnswer{ask.version, is_sane ? 0 : wire::kRefused}},
@@ -360,6 +409,7 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   server_.close(key);
   if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
+    group.give_back(span_bytes(static_cast<std::uint64_t>(group.info.topology.nodes()), span->second->chunks()));
     group.spans.erase(span);
     leave_if_released(group);
   }

@@ -5,6 +5,7 @@
 //          to the agents (allreduce) or to the root (reduce). The sum is made in the buffer that is sent, at the moment
 //          when the chunk may go. So memory is held only for chunks that can leave.
 // Memory   contributions: what each engine may send unasked, and grant_chunks more; sums: slots of the send pool.
+//          Groups and spans take the budgets of their jobs.
 // Isolation  messages count only from engines of the group's roster. A contradiction to it fails only this group.
 // Owner    the engine's runtime.   Threads  its progress thread.
 #pragma once
@@ -49,6 +50,12 @@ struct ServedGroup {
   std::uint64_t tiny_bytes = schedule::Limits().tiny_bytes;
   std::shared_ptr<compress::MemoryBudget> residual_budget = std::make_shared<compress::MemoryBudget>();
   std::shared_ptr<compress::MemoryBudget> outer_budget = std::make_shared<compress::MemoryBudget>();
+  /// For the group itself, its spans and its plan versions, by the server's estimate. The groups of a job share it.
+  std::shared_ptr<compress::MemoryBudget> state_budget =
+      std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{~std::uint64_t{0}, 0});
+
+  /// What a group of so many members takes of state_budget before its first operation.
+  static std::uint64_t state_bytes(std::size_t members) noexcept;
 };
 
 /// What a DedicatedServer needs from the engine.
@@ -117,6 +124,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   /// Frees the slots of results that wait for slow receivers. Returns whether there were any.
   bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
+  /// Fails the group, and returns false, if its job has no memory for the span left.
+  bool has_room(Served& group, const wire::ChunkId& first);
   void on_ask(Served& group, const wire::PlanAsk& ask);
   /// Tells the members about tensors whose sums go without error feedback from now on.
   void tell_forgotten(Served& group);

@@ -15,16 +15,24 @@ constexpr std::uint32_t kServer = 2;  // behind two ranks, each a node of its ow
 core::EngineId engine(std::uint32_t member) { return core::EngineId{100 + member}; }
 
 struct Rig final : server::DedicatedHost {
-  explicit Rig(std::size_t slots = 8) : pool({{1024, slots}}) {
+  explicit Rig(std::size_t slots = 8,
+               std::uint64_t state_bytes = ~std::uint64_t{0})  // of the job of kUid, and of another job
+      : budget(std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{state_bytes, 0})),
+        pool({{1024, slots}}) {
     flow::OutboxOptions options;
     options.self = engine(kServer);
     options.class_bytes = {1024};
     options.net_slots = {8};
     outbox = std::make_unique<flow::Outbox>(options, *pool, router);
     dedicated = std::make_unique<server::DedicatedServer>(*outbox, *this, 2, ~std::uint64_t{0});
+    open(kUid, budget);
+  }
+  void open(core::GroupUid uid, std::shared_ptr<compress::MemoryBudget> of) {
     schedule::Topology topology({0, 1}, kServer, {}, {1.0});
     const schedule::Members members({{engine(0), "host0"}, {engine(1), "host1"}, {engine(2), "host2"}});
-    dedicated->open_group({kUid, "test", members, std::move(topology), 64});
+    server::ServedGroup group{uid, "test", members, std::move(topology), 64};
+    group.state_budget = std::move(of);
+    dedicated->open_group(std::move(group));
   }
   ~Rig() override {
     dedicated.reset();
@@ -35,16 +43,18 @@ struct Rig final : server::DedicatedHost {
   void on_served_group_closed(core::GroupUid, const core::Status&) override {}
 
   /// Rank `node` sends one chunk of 8 bytes, the whole span.
-  void push(std::uint16_t attempt, std::uint32_t node, std::int32_t value) {
+  void push(std::uint16_t attempt, std::uint32_t node, std::int32_t value, core::GroupUid uid = kUid,
+            std::uint64_t sequence = 0) {
     const wire::ChunkId chunk{
         .stage = wire::Stage::kPush,
         .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 24},
         .attempt = attempt,
+        .sequence = sequence,
         .span_bytes = 8,
         .span = kServer,
         .contributor = node};
     const std::int32_t values[2] = {value, value + 1};
-    dedicated->on_message({{engine(node), kUid, node}, 8, wire::Data{chunk}}, lender.lend(values, 8));
+    dedicated->on_message({{engine(node), uid, node}, 8, wire::Data{chunk}}, lender.lend(values, 8));
   }
   void complete_all() {
     for (const auto& [id, endpoint] : router.endpoints)
@@ -64,6 +74,7 @@ struct Rig final : server::DedicatedHost {
     return list;
   }
 
+  std::shared_ptr<compress::MemoryBudget> budget;
   test::FakePool pool;
   test::FakeRouter router;
   test::Lender lender;
@@ -132,4 +143,39 @@ TEST_CASE("server/dedicated_server: results that wait for one rank leave the slo
   rig.dedicated->tick();
   CHECK(rig.lender.lent() == 0);
   CHECK(rig.pool->slots_in_use() == 0);
+}
+
+TEST_CASE("server/dedicated_server: a job without memory for one more span fails and says so, another goes on",
+          "[server][fast]") {
+  const std::uint64_t of_group = server::ServedGroup::state_bytes(3);
+  Rig rig(8, of_group + 7000);  // spans of two nodes take some 2 KiB each
+  const core::GroupUid other{8, 9};
+  rig.open(other, std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{of_group + 7000, 0}));
+  for (std::uint16_t attempt = 0; attempt < 3; ++attempt) rig.push(attempt, 0, 1);
+  rig.dedicated->tick();
+  CHECK(rig.told.empty());
+  CHECK(rig.lender.lent() == 3);
+  rig.push(0, 1, 1);  // of an open span: nothing more is taken
+  CHECK(rig.results_of(0).size() == 1);
+  rig.push(3, 0, 1);
+  rig.dedicated->tick();
+  REQUIRE(rig.told.size() == 2);  // both ranks
+  CHECK(rig.told[0].find("may take " + std::to_string(of_group + 7000) + " bytes, and ") != std::string::npos);
+  CHECK_FALSE(rig.dedicated->has(kUid));
+  CHECK(rig.budget->used == 0);
+  rig.push(0, 0, 1, other);
+  rig.push(0, 1, 1, other);
+  CHECK(rig.results_of(0).size() == 2);
+  CHECK(rig.dedicated->has(other));
+
+  // Spans that are over give their part back.
+  for (std::uint64_t sequence = 1; sequence < 20; ++sequence) {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) rig.push(0, rank, 1, other, sequence);
+    rig.complete_all();
+    for (std::uint32_t rank = 0; rank < 2; ++rank)
+      for (const wire::Failover& landed : wire::failovers_of(wire::Failover::What::kLanded, kServer, {sequence}))
+        rig.dedicated->on_message({{engine(rank), other, rank}, 0, landed}, {});
+    rig.dedicated->tick();
+  }
+  CHECK(rig.dedicated->has(other));
 }

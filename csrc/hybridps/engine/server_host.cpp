@@ -38,6 +38,8 @@ constexpr auto kCommandPatience = std::chrono::seconds(10);
 constexpr auto kPublishEvery = std::chrono::milliseconds(100);
 // How long the groups of a stopping server have to let it go. Operations that take longer fail over to ranks.
 constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
+// The least memory that a job has on an engine for the state of its groups and operations.
+constexpr std::uint64_t kStateBytesMin = std::uint64_t{16} << 20;
 // The most engines that some jobs have given up and other jobs still use.
 constexpr std::size_t kRetiredMax = 8;
 // The number of given-up groups to remember: a request to open a group may come some seconds after its close request.
@@ -53,6 +55,17 @@ schedule::Topology served_topology(const bootstrap::Roster& roster, int before, 
   return topology.with_weights(std::move(weights)).with_server_regions(std::move(regions));
 }
 
+/// What a job may use of one engine.
+struct JobBudget {
+  explicit JobBudget(std::uint64_t share) {
+    residuals->bytes_max = outer->bytes_max = share;
+    state->bytes_max = std::max(share, kStateBytesMin);
+  }
+  const std::shared_ptr<compress::MemoryBudget> residuals = std::make_shared<compress::MemoryBudget>();
+  const std::shared_ptr<compress::MemoryBudget> outer = std::make_shared<compress::MemoryBudget>();
+  const std::shared_ptr<compress::MemoryBudget> state = std::make_shared<compress::MemoryBudget>();
+};
+
 class Shard final : public LoopClient, core::Pinned {
  public:
   /// Called on the shard's thread when a group that was opened here has closed.
@@ -66,9 +79,10 @@ class Shard final : public LoopClient, core::Pinned {
     o.far_bytes = o.eager_bytes;  // memory is charged by this
     const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
     packs_from_ = config.compress_min_bytes;
-    residual_budget_->bytes_max = memory / 4;
-    outer_budget_->bytes_max = memory / 4;
-    engines_max_ = std::max<std::uint64_t>(1, memory / 4 / std::max<std::uint64_t>(1, o.eager_bytes));
+    jobs_ = static_cast<std::size_t>(options.jobs);
+    share_ = memory / 4 / std::max<std::uint64_t>(1, jobs_);
+    if (jobs_ == 0) of_all_ = std::make_shared<JobBudget>(share_);
+    pushers_max_ = std::max<std::uint64_t>(1, share_ / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes = whole_pages(std::max<std::size_t>(o.pool_bytes(), memory / 4));
     if (interfaces.rdma)
       if (Status status = transport::check_locked_memory(
@@ -145,8 +159,16 @@ class Shard final : public LoopClient, core::Pinned {
     const int size = roster.size();
     if (std::find(given_up_.begin(), given_up_.end(), roster.uid) != given_up_.end())
       return Status(Code::kClosed, "the job has given up that the group is opened there");
+    core::Result<std::shared_ptr<JobBudget>> job = job_of(roster);
+    if (!job.is_ok()) return job.status();
     if (runtime_->dedicated().has(roster.uid) && !drop_before(roster.uid, request.attempt))
       return Status(Code::kMismatch, "the group is open there, by this request or a later one");
+    const compress::MemoryBudget& state = *job.value()->state;
+    if (state.used + server::ServedGroup::state_bytes(roster.members.size() + before + roster.servers.size()) >
+        state.bytes_max)
+      return Status(Code::kOutOfResources, "a job's groups and operations may take " + std::to_string(state.bytes_max) +
+                                               " bytes of its memory, and " + std::to_string(state.used) +
+                                               " are taken; start it with more --memory");
     server::ServedGroup group{roster.uid, request.group_name, {}, served_topology(roster, before, index)};
     // One rank of each node pushes to this server, at first unasked. The other ranks take no memory here.
     std::vector<core::EngineId> pushers;
@@ -154,11 +176,13 @@ class Shard final : public LoopClient, core::Pinned {
       pushers.push_back(
           roster.members[static_cast<std::size_t>(group.topology.agent(node, group.topology.rank()))].engine);
     std::set<core::EngineId> all;
-    for (const auto& [uid, open] : open_) all.insert(open.pushers.begin(), open.pushers.end());
+    for (const auto& [uid, open] : open_)
+      if (open.job == job.value()) all.insert(open.pushers.begin(), open.pushers.end());
     const std::size_t served = all.size();
     all.insert(pushers.begin(), pushers.end());
-    if (all.size() > engines_max_)
-      return Status(Code::kOutOfResources, "its memory is enough for " + std::to_string(engines_max_) +
+    if (all.size() > pushers_max_)
+      return Status(Code::kOutOfResources, (jobs_ == 0 ? "its memory" : "a job's part of its memory") +
+                                               std::string(" is enough for ") + std::to_string(pushers_max_) +
                                                " ranks that push to it, one of each node, and " +
                                                std::to_string(served) + " of " + std::to_string(all.size()) +
                                                " are served already; start it with more --memory");
@@ -187,10 +211,13 @@ class Shard final : public LoopClient, core::Pinned {
     group.codecs = codecs.value();
     group.may_pack = packing_of(roster);
     group.packs_from = packs_from_;
-    group.residual_budget = residual_budget_;
-    group.outer_budget = outer_budget_;
+    group.residual_budget = job.value()->residuals;
+    group.outer_budget = job.value()->outer;
+    group.state_budget = job.value()->state;
     runtime_->open_served_group(std::move(group));
-    open_.insert_or_assign(roster.uid, ShardGroup{request.attempt, std::move(pushers)});
+    ShardGroup opened{request.attempt, std::move(pushers), {}, std::move(job).value()};
+    for (const auto& member : roster.members) opened.members.insert(member.engine);
+    open_.insert_or_assign(roster.uid, std::move(opened));
     return Status::ok();
   }
   /// Closes the group and returns true, if an earlier attempt opened it: no rank has met this engine then.
@@ -231,6 +258,22 @@ class Shard final : public LoopClient, core::Pinned {
     return 0;
   }
 
+  /// The budget of the open groups that have a process of this group, else a new one.
+  core::Result<std::shared_ptr<JobBudget>> job_of(const bootstrap::Roster& roster) {
+    if (jobs_ == 0) return of_all_;
+    publish();  // forgets groups that have closed
+    std::set<std::shared_ptr<JobBudget>> jobs;
+    for (const auto& [uid, open] : open_) {
+      jobs.insert(open.job);
+      for (const auto& member : roster.members)
+        if (open.members.contains(member.engine)) return open.job;
+    }
+    if (jobs.size() >= jobs_)
+      return Status(Code::kOutOfResources,
+                    "it serves " + std::to_string(jobs.size()) + " jobs, as many as it may (--jobs)");
+    return std::make_shared<JobBudget>(share_);
+  }
+
   void publish() {
     const server::DedicatedStats& s = runtime_->dedicated_stats();
     groups_.store(s.groups);
@@ -247,11 +290,12 @@ class Shard final : public LoopClient, core::Pinned {
 
   core::EngineId id_;
   bootstrap::MemberRecord record_;
-  std::uint64_t engines_max_ = 1;
+  std::size_t jobs_ = 0;               // ServerHostOptions::jobs
+  std::uint64_t share_ = 0;            // a job's part of each quarter of the memory
+  std::uint64_t pushers_max_ = 1;      // of a job
+  std::shared_ptr<JobBudget> of_all_;  // without `jobs`
   std::uint64_t packs_from_ = 0;
-  const std::shared_ptr<compress::MemoryBudget> residual_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<observe::Trace> trace_;
-  const std::shared_ptr<compress::MemoryBudget> outer_budget_ = std::make_shared<compress::MemoryBudget>();
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<StatusDesk> desk_;
   std::unique_ptr<Loop> loop_;
@@ -260,6 +304,8 @@ class Shard final : public LoopClient, core::Pinned {
   struct ShardGroup {
     std::uint32_t attempt;  // the attempt that opened the group
     std::vector<core::EngineId> pushers;
+    std::set<core::EngineId> members;
+    std::shared_ptr<JobBudget> job;
   };
   std::map<core::GroupUid, ShardGroup> open_;
   std::deque<core::GroupUid> given_up_;

@@ -5,7 +5,10 @@
 // Memory   memory_bytes is divided equally among the shards. A quarter holds the bytes that ranks may send unasked: one
 //          rank of each node pushes, and each may send its allowance (eager_bytes). A job that needs more is refused.
 //          At least a quarter is the send pool. A quarter may hold codec residuals, and a quarter the momentum of
-//          outer steps. HYBRIDPS_WINDOW_BYTES bounds the memory of granted chunks, which comes on top.
+//          outer steps. On top come granted chunks, bounded by HYBRIDPS_WINDOW_BYTES, and the state of groups and
+//          operations, bounded by a quarter of memory_bytes, or 16 MiB for each engine and job if that is more.
+// Jobs     With `jobs` set, each job has an equal part of all these, and only its own. Groups that share a process
+//          belong to one job. Without `jobs`, all jobs share all parts.
 // Threads  any thread may call; one thread per shard, one for the admission server.
 #pragma once
 
@@ -27,6 +30,7 @@ struct ServerHostOptions {
   admission::Secret secret;
   int threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
+  int jobs = 0;  // the most jobs at a time, each with an equal part of the memory; 0: any number, without parts
   /// Gets a line of text for the server's operator: a job's group was opened, closed or refused. Called from the
   /// server's own threads, one line at a time. Unset: no lines.
   std::function<void(const std::string&)> say;

@@ -29,8 +29,8 @@ using hybridps::engine::ServerHostOptions;
 using hybridps::engine::ServerHostStats;
 
 constexpr const char* kUsage =
-    R"(usage: hybridps-server --listen HOST:PORT [--no-token] [--threads N] [--memory SIZE] [--metrics FILE]
-                       [--metrics-listen HOST:PORT] [--status-seconds S] [--drain-seconds S]
+    R"(usage: hybridps-server --listen HOST:PORT [--no-token] [--threads N] [--memory SIZE] [--jobs N]
+                       [--metrics FILE] [--metrics-listen HOST:PORT] [--status-seconds S] [--drain-seconds S]
 
 A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it on machines without ranks.
 
@@ -39,6 +39,7 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
                         loopback
   --threads N           engines that sum, each with a core of its own (default 1)
   --memory SIZE         most memory for data, as 512M or 4G (default 1G); jobs beyond it are refused
+  --jobs N              at most N jobs at a time, each with an equal part of the memory (default: any number; they share it)
   --metrics FILE        counters in Prometheus' text format, replaced every second
   --metrics-listen HOST:PORT  the same by HTTP, GET /metrics; port 0 lets the kernel choose
   --status-seconds S    a status line this often, 0: never (default 60)
@@ -109,6 +110,10 @@ std::string parse(const std::vector<std::string_view>& words, Arguments& out) {
       const auto bytes = hybridps::core::parse_bytes(value);
       if (!bytes || *bytes < (16 << 20)) return "--memory is a size of at least 16M, such as 512M or 4G";
       out.options.memory_bytes = *bytes;
+    } else if (name == "--jobs") {
+      const auto number = hybridps::core::parse_int(value);
+      if (!number || *number < 1 || *number > 64) return "--jobs is a number from 1 to 64";
+      out.options.jobs = static_cast<int>(*number);
     } else if (name == "--metrics") {
       out.metrics = hybridps::core::expand_home(value);
     } else if (name == "--metrics-listen") {

@@ -22,7 +22,7 @@ using engine::ServerHost;
 using engine::ServerRequest;
 
 struct Scene {
-  Scene() {
+  explicit Scene(int jobs = 0) {
     core::Config config;
     config.interface = "lo";
     config.heartbeat_seconds = 600;  // the ranks are not there
@@ -31,6 +31,7 @@ struct Scene {
     options.listen = {"127.0.0.1", 0};
     options.secret = "secret";
     options.memory_bytes = std::uint64_t{64} << 20;
+    options.jobs = jobs;
     options.say = [this](const std::string& line) {
       const std::lock_guard lock(mutex);
       said.push_back(line);
@@ -232,4 +233,45 @@ TEST_CASE("engine/server_host: what it refuses it says, and a draining one takes
   CHECK(Scene::wait_for([&] { return scene.host->stats().admission_refused == 1; }));
   CHECK(scene.host->stats().groups == 1);
   CHECK(scene.count("opened group 'group 1' of 3 ranks") == 1);
+}
+
+TEST_CASE("engine/server_host: a job has its part of the memory, and what it does leaves the parts of others",
+          "[engine]") {
+  Scene scene(2);  // 64 MiB: half a quarter is 512 KiB each for 16
+  const auto of_job = [&](std::uint64_t group, std::uint64_t job, int nodes) {
+    ServerRequest request = scene.open(group);
+    auto& roster = *request.roster;
+    const auto servers = roster.servers;
+    const core::GroupUid uid = roster.uid;
+    roster = bootstrap::testing::sample_roster(nodes);
+    for (int rank = 0; rank < nodes; ++rank) {
+      roster.node_of[static_cast<std::size_t>(rank)] = rank;
+      roster.members[static_cast<std::size_t>(rank)].engine.value += 100000 * job;
+    }
+    roster.servers = servers;
+    roster.uid = uid;
+    return request;
+  };
+  const auto text_of = [](const core::Status& status) { return std::string(status.message()); };
+  const ServerRequest too_wide = of_job(1, 1, 17);
+  CHECK(text_of(scene.ask(too_wide)).find("a job's part of its memory is enough for 16 ranks") != std::string::npos);
+  const ServerRequest first = of_job(1, 1, 16);
+  REQUIRE(scene.ask(first).is_ok());
+  CHECK(scene.ask(of_job(2, 1, 17)).code() == core::Code::kOutOfResources);  // one more node, of the same job
+  REQUIRE(scene.ask(of_job(3, 2, 16)).is_ok());
+  CHECK(text_of(scene.ask(of_job(4, 3, 3))).find("it serves 2 jobs, as many as it may (--jobs)") != std::string::npos);
+  REQUIRE(scene.ask(Scene::close(first)).is_ok());
+  REQUIRE(scene.soon(1));
+  REQUIRE(scene.ask(of_job(5, 3, 3)).is_ok());
+
+  // Groups have memory, too, in each job's own part.
+  core::Status refused;
+  std::uint64_t opened = 1;
+  for (; opened < 200 && refused.is_ok(); ++opened) refused = scene.ask(of_job(100 + opened, 3, 3));
+  CHECK(refused.code() == core::Code::kOutOfResources);
+  INFO(refused.message());
+  CHECK(text_of(refused).find("a job's groups and operations may take 16777216 bytes of its memory") !=
+        std::string::npos);
+  CHECK(opened > 100);
+  CHECK(scene.ask(of_job(300, 2, 3)).is_ok());
 }

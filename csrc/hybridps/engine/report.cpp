@@ -38,7 +38,8 @@ void Report::take_sample(const Transports& transports, const std::vector<transpo
   while (rate_samples_.size() > kSamples) rate_samples_.pop_front();
 }
 
-void Report::write_status(const Reported& of, observe::Json& json, std::size_t peers_max) const {
+void Report::write_status(const Reported& of, observe::Json& json, std::size_t peers_max,
+                          const StatusView& view) const {
   const core::TimePoint now = core::Clock::now();
   const transport::TransportStats net = of.transports.data->stats();
   double tx = 0;
@@ -49,11 +50,13 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
     tx = static_cast<double>(net.tx_payload_bytes - first.tx) / seconds;
     rx = static_cast<double>(net.rx_payload_bytes - first.rx) / seconds;
   }
-  json.key("net").object();
-  json.field("tx_bytes_per_second", tx).field("rx_bytes_per_second", rx);
-  json.field("tx_payload_bytes", net.tx_payload_bytes).field("rx_payload_bytes", net.rx_payload_bytes).end();
-  json.key("memory").object();
-  json.field("pool_bytes", of.pool.memory().size()).field("pool_slots_in_use", of.pool.slots_in_use()).end();
+  if (view.totals) {
+    json.key("net").object();
+    json.field("tx_bytes_per_second", tx).field("rx_bytes_per_second", rx);
+    json.field("tx_payload_bytes", net.tx_payload_bytes).field("rx_payload_bytes", net.rx_payload_bytes).end();
+    json.key("memory").object();
+    json.field("pool_bytes", of.pool.memory().size()).field("pool_slots_in_use", of.pool.slots_in_use()).end();
+  }
 
   const auto paths = worst_of(of.transports.data->paths());
   // The part of the last second in which bytes were under way.
@@ -66,7 +69,7 @@ void Report::write_status(const Reported& of, observe::Json& json, std::size_t p
   };
   json.key("peers").array();
   for (const auto& [id, peer] : of.peers.all()) {
-    if (peer.groups == 0) continue;
+    if (peer.groups == 0 || (view.peers != nullptr && view.peers->count(id) == 0)) continue;
     if (peers_max-- == 0) break;
     json.object().field("engine", core::to_string(id)).field("where", peer.record.where);
     json.field("local", peer.record.local).field("dead", peer.dead);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -28,6 +29,12 @@ struct Reported {
   worker::Worker& worker;
 };
 
+/// What another engine is told in a status.
+struct StatusView {
+  const std::unordered_set<core::EngineId>* peers = nullptr;  // null: all
+  bool totals = true;                                         // of all groups together
+};
+
 class Report {
  public:
   const observe::Counters& counters() const noexcept { return counters_; }
@@ -42,7 +49,7 @@ class Report {
   std::vector<observe::Sample> samples(const Reported& of,
                                        const std::function<std::string(core::EngineId)>& name) const;
   /// Adds fields to the open object of `json`: the network, memory, and the peers of open groups, `peers_max` at most.
-  void write_status(const Reported& of, observe::Json& json, std::size_t peers_max) const;
+  void write_status(const Reported& of, observe::Json& json, std::size_t peers_max, const StatusView& view) const;
 
  private:
   struct RateSample {

@@ -76,7 +76,11 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     update_counters();
     return report_.samples(reported(), name);
   }
-  void write_status(observe::Json& json, std::size_t peers_max) { report_.write_status(reported(), json, peers_max); }
+  void write_status(observe::Json& json, std::size_t peers_max) {
+    report_.write_status(reported(), json, peers_max, {});
+  }
+  /// The same for `asker`. A dedicated server tells nothing of groups that the asker is not in.
+  void write_status_for(core::EngineId asker, observe::Json& json, std::size_t peers_max);
 
   /// Hooks for the engine. The hooks for groups have the meaning of the worker::Host calls with similar names.
   struct RuntimeHooks {

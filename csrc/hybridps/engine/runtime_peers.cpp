@@ -119,6 +119,19 @@ void Runtime::on_joined(core::GroupUid uid, const schedule::Members& members) {
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
 }
 
+void Runtime::write_status_for(core::EngineId asker, observe::Json& json, std::size_t peers_max) {
+  if (dedicated_->stats().groups_total == 0) return write_status(json, peers_max);
+  std::unordered_set<core::EngineId> known;
+  bool is_in_all = true;
+  for (const auto& [uid, group] : windows_.groups()) {
+    if (group.members.find(asker))
+      known.insert(group.members.engines().begin(), group.members.engines().end());
+    else
+      is_in_all = false;
+  }
+  report_.write_status(reported(), json, peers_max, {&known, is_in_all});
+}
+
 // --- who has ended ---------------------------------------------------------------------------------------------------
 
 void Runtime::on_unreachable(core::EngineId peer, core::Status cause) {

@@ -43,7 +43,7 @@ StatusDesk::StatusDesk(Runtime& runtime, About about) : runtime_(runtime), about
   runtime_.set_hooks(std::move(hooks));
 }
 
-std::string StatusDesk::own(bool full) {
+std::string StatusDesk::own(const core::EngineId* asker) {
   observe::Json json;
   json.object().field("engine", core::to_string(about_.engine));
   json.field("role", about_.is_server ? "server" : "rank").field("host", bootstrap::host_name());
@@ -52,15 +52,18 @@ std::string StatusDesk::own(bool full) {
   json.field("clock_ns", now_ns()).field("transport", about_.transport);
   json.field("limit_bytes_per_second", about_.limit_bytes_per_second).field("compress", about_.codec);
   json.key("groups").array();
-  if (about_.write_groups) about_.write_groups(json, full);
+  if (about_.write_groups) about_.write_groups(json, asker == nullptr);
   json.end();
-  runtime_.write_status(json, full ? kPeersMax : kPeersToOthers);
+  if (asker == nullptr)
+    runtime_.write_status(json, kPeersMax);
+  else
+    runtime_.write_status_for(*asker, json, kPeersToOthers);
   json.end();
   return json.text();
 }
 
 void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
-  const std::string text = own(/*full=*/false);
+  const std::string text = own(&from);
   // Small parts take the pool's smaller slots: on a slow network no larger slot may be free.
   const std::size_t part_bytes = std::min(kPartBytes, runtime_.pool().slot_bytes_max());
   const std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
@@ -117,7 +120,7 @@ std::string StatusDesk::ask(bool others) {
   const Status status = loop_->call(
       [this, question, others](Status&) {
         const std::lock_guard lock(question->mutex);
-        question->own = own(/*full=*/true);
+        question->own = own(nullptr);
         if (!others) return;
         const std::uint64_t number = ++number_;
         asked_.emplace(number, question);

@@ -76,7 +76,8 @@ class StatusDesk : core::Pinned {
     std::size_t open = 0;
   };
 
-  std::string own(bool full);
+  /// `asker`: the engine that gets it; null: this machine's user.
+  std::string own(const core::EngineId* asker);
   void on_asked(core::EngineId from, const wire::StatusAsk& ask);
   void on_answered(core::EngineId from, const wire::StatusAnswer& answer, std::span<const std::byte> part);
   std::string ask(bool others);

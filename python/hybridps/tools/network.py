@@ -25,7 +25,7 @@ def judge_network(job: dict, members: list[dict], findings: list[dict]) -> None:
     if len(nodes) >= 3 and _found_by_job(job, members, nodes, names, findings):
         return
     # Figures of now: an operation is on its way, or was a moment ago.
-    nets = [snapshot["net"] for snapshot in job["engines"].values()]
+    nets = [snapshot["net"] for snapshot in job["engines"].values() if "net" in snapshot]
     moves = any(max(net["tx_bytes_per_second"], net["rx_bytes_per_second"]) > MOVES for net in nets)
     if not (moves or any(finding["kind"] == "busy" for finding in findings)):
         return

@@ -448,19 +448,20 @@ def report(job: dict) -> str:
         pending = sum(g.get("pending_count", 0) + len(g.get("messages", [])) for g in snapshot.get("groups", []))
         ages = [o["seconds"] for g in snapshot.get("groups", []) for o in g.get("pending", []) + g.get("messages", [])]
         share = world.get("shares") or []
+        net = snapshot.get("net") or {}  # a server with several jobs does not tell
         rows.append(
             [
                 "server" if snapshot["role"] == "server" else str(rank_of.get(snapshot["engine"], world.get("rank", "?"))),
                 snapshot["host"],
                 str(snapshot["pid"]),
-                _rate(snapshot["net"]["tx_bytes_per_second"]),
-                _rate(snapshot["net"]["rx_bytes_per_second"]),
+                _rate(net.get("tx_bytes_per_second", 0)),
+                _rate(net.get("rx_bytes_per_second", 0)),
                 _rate(snapshot["limit_bytes_per_second"]),
                 str(pending),
                 _seconds(max(ages)) if ages else "-",
                 f"seq {world['finished'] - 1}" if world.get("finished") else "-",
                 f"{world.get('plan_version', 0)}: {'/'.join(f'{100 * s:.0f}' for s in share[:8])} %" if share else "-",
-                f"{snapshot['memory']['pool_slots_in_use']} slots",
+                f"{snapshot['memory']['pool_slots_in_use']} slots" if "memory" in snapshot else "-",
             ]
         )
     lines += ["  " + line for line in table(rows).splitlines()]

@@ -810,3 +810,37 @@ TEST_CASE("engine/runtime: what is paid for a larger slot than any here comes ba
   INFO(text);
   CHECK(std::stoll(text.substr(text.find(word) + word.size())) < 32 * 1024);
 }
+
+TEST_CASE("engine/runtime: a dedicated server's status tells an engine only of the groups that it is in", "[engine]") {
+  ClusterOptions options;
+  options.node_of = {0, 1, 2, 3};
+  options.servers = {1.0};
+  Cluster cluster(options);
+  const int server = cluster.size();
+  const auto serve = [&](core::GroupUid uid, int first, int second) {
+    const schedule::Members members({{cluster.id(first), "a"}, {cluster.id(second), "b"}, {cluster.id(server), "s"}});
+    cluster.at(server).open_served_group({uid, "test", members, schedule::Topology({0, 1}, 2, {}, {1.0}), 1024});
+  };
+  const auto told = [&](int asker) {
+    observe::Json json;
+    json.object();
+    cluster.at(server).write_status_for(cluster.id(asker), json, 100);
+    json.end();
+    return json.text();
+  };
+  const auto names = [&](const std::string& text, int rank) {
+    return text.find(core::to_string(cluster.id(rank))) != std::string::npos;
+  };
+  serve({1, 1}, 0, 1);
+  CHECK(told(0).find("rx_payload_bytes") != std::string::npos);  // one job: all is its own
+  serve({2, 2}, 2, 3);
+  const std::string text = told(0);
+  CHECK(names(text, 0));
+  CHECK(names(text, 1));
+  CHECK_FALSE(names(text, 2));
+  CHECK_FALSE(names(text, 3));
+  CHECK(text.find("rx_payload_bytes") == std::string::npos);
+  CHECK(text.find("pool_slots_in_use") == std::string::npos);
+  CHECK(names(told(3), 2));
+  CHECK_FALSE(names(told(3), 0));
+}

@@ -42,6 +42,8 @@ constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
 constexpr std::uint64_t kStateBytesMin = std::uint64_t{16} << 20;
 // The most engines that some jobs have given up and other jobs still use.
 constexpr std::size_t kRetiredMax = 8;
+// Of these, the most that one job still uses.
+constexpr std::size_t kRetiredOfJobMax = 4;
 // The number of given-up groups to remember: a request to open a group may come some seconds after its close request.
 constexpr std::size_t kGivenUpKept = 1024;
 
@@ -406,10 +408,11 @@ class ServerHostImpl final : public ServerHost {
 
   // Starts a new shard in place of each given one. A job never uses an engine again after giving it up: late messages
   // to or from that engine may still arrive.
-  Status renew(const std::vector<core::EngineId>& engines) {
+  Status renew(core::GroupUid uid, const std::vector<core::EngineId>& engines) {
     reap();
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       if (std::find(engines.begin(), engines.end(), shards_[i]->record().engine) == engines.end()) continue;
+      if (Status status = may_renew(uid, *shards_[i]); !status.is_ok()) return status;
       if (retired_.size() >= kRetiredMax)
         return Status(Code::kOutOfResources,
                       std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
@@ -425,6 +428,38 @@ class ServerHostImpl final : public ServerHost {
       retired_.push_back(std::exchange(shards_[i], std::move(shard).value()));
     }
     return Status::ok();
+  }
+
+  /// A job renews engines that have or had its group. It may also renew an engine without groups, at which it has
+  /// closed the group before the group was opened.
+  Status may_renew(core::GroupUid uid, const Shard& shard) const {
+    const core::EngineId engine = shard.record().engine;
+    const core::MutexLock lock(mutex_);
+    const auto open = open_.find(uid);
+    const auto past = std::find_if(past_.begin(), past_.end(),
+                                   [&](const auto& one) { return one.uid == uid && one.shard == engine; });
+    const bool is_open = open != open_.end() && open->second.shards.contains(engine);
+    if (!is_open && (past == past_.end() || (past->engines.empty() && shard.has_groups())))
+      return Status(Code::kInvalidArgument, "the job has no group on engine " + core::to_string(engine) +
+                                                ", and can have no other one in its place");
+    const std::vector<core::EngineId>& mine = is_open ? open->second.engines : past->engines;
+    const auto uses = [&](const std::shared_ptr<Shard>& retired) {
+      return std::any_of(open_.begin(), open_.end(), [&](const auto& one) {
+        return one.second.shards.contains(retired->record().engine) &&
+               std::find_first_of(mine.begin(), mine.end(), one.second.engines.begin(), one.second.engines.end()) !=
+                   mine.end();
+      });
+    };
+    if (std::count_if(retired_.begin(), retired_.end(), uses) >= static_cast<std::ptrdiff_t>(kRetiredOfJobMax))
+      return Status(Code::kOutOfResources, "the job has given up " + std::to_string(kRetiredOfJobMax) +
+                                               " engines on which it still has groups; no job may have more");
+    return Status::ok();
+  }
+
+  void remember(core::GroupUid uid, core::EngineId shard, std::vector<core::EngineId> engines)
+      HYBRIDPS_REQUIRES(mutex_) {
+    past_.push_back({uid, shard, std::move(engines)});
+    if (past_.size() > kGivenUpKept) past_.pop_front();
   }
 
   void reap() {
@@ -449,7 +484,9 @@ class ServerHostImpl final : public ServerHost {
   void on_closed(core::GroupUid uid, core::EngineId shard) {
     const core::MutexLock lock(mutex_);
     const auto found = open_.find(uid);
-    if (found == open_.end() || found->second.shards.erase(shard) == 0 || !found->second.shards.empty()) return;
+    if (found == open_.end() || found->second.shards.erase(shard) == 0) return;
+    remember(uid, shard, found->second.engines);
+    if (!found->second.shards.empty()) return;
     say("closed group " + found->second.text + " after " +
         core::format_seconds(core::to_seconds(core::Clock::now() - found->second.since)));
     open_.erase(found);
@@ -466,7 +503,7 @@ class ServerHostImpl final : public ServerHost {
       case ServerRequest::RequestKind::kFind: reap(); return records();
       case ServerRequest::RequestKind::kRenew:
         if (draining_.load()) return records();
-        if (Status status = renew(request.value().engines); !status.is_ok()) {
+        if (Status status = renew(request.value().uid, request.value().engines); !status.is_ok()) {
           const core::MutexLock lock(mutex_);
           say("cannot start another engine: " + std::string(status.message()));
           return status;
@@ -531,8 +568,14 @@ class ServerHostImpl final : public ServerHost {
       case ServerRequest::RequestKind::kClose:
         for (const auto& shard : all_shards()) {
           const std::vector<core::EngineId>& of = request.value().engines;
-          if (std::find(of.begin(), of.end(), shard->record().engine) != of.end())
-            shard->post([s = shard.get(), uid = request.value().uid] { s->give_up(uid); });
+          if (std::find(of.begin(), of.end(), shard->record().engine) == of.end()) continue;
+          {
+            const core::MutexLock lock(mutex_);
+            const auto open = open_.find(request.value().uid);
+            if (open == open_.end() || !open->second.shards.contains(shard->record().engine))
+              remember(request.value().uid, shard->record().engine, {});
+          }
+          shard->post([s = shard.get(), uid = request.value().uid] { s->give_up(uid); });
         }
         return admission::Bytes();
     }
@@ -542,6 +585,12 @@ class ServerHostImpl final : public ServerHost {
   std::function<void(const std::string&)> say_;
   mutable core::Mutex mutex_;  // also guards the order of the lines to say_
   std::map<core::GroupUid, OpenGroup> open_ HYBRIDPS_GUARDED_BY(mutex_);
+  struct PastGroup {
+    core::GroupUid uid;
+    core::EngineId shard;
+    std::vector<core::EngineId> engines;  // empty: the group was closed before it was opened
+  };
+  std::deque<PastGroup> past_ HYBRIDPS_GUARDED_BY(mutex_);
   ServerHostOptions options_;
   core::Config config_;
   std::string hint_;  // the interface of the address that the server listens on; empty: any address

@@ -186,6 +186,7 @@ std::size_t ServerJoins::on_found(PolledAddress& place) {
   place.newcomers.clear();
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;
+  renew.uid = group_.info.uid;
   for (MemberRecord& record : found->value()) {
     place.engines.push_back(record.engine);
     if (has(record.engine)) continue;

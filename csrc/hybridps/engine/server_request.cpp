@@ -28,11 +28,9 @@ Bytes encode(const ServerRequest& request) {
     out.u64(request.chunks.coded);
     out.u32(request.chunks.room);
   }
-  if (request.kind == ServerRequest::RequestKind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     out.u64(request.uid.high);
     out.u64(request.uid.low);
-  }
-  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     out.u32(static_cast<std::uint32_t>(request.engines.size()));
     for (const core::EngineId engine : request.engines) out.u64(engine.value);
   }
@@ -69,11 +67,9 @@ core::Result<ServerRequest> decode_request(const Bytes& bytes) {
     request.roster->region_of = std::move(region_of);
     return request;
   }
-  if (request.kind == ServerRequest::RequestKind::kClose) {
+  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     request.uid.high = in.u64();
     request.uid.low = in.u64();
-  }
-  if (request.kind == ServerRequest::RequestKind::kRenew || request.kind == ServerRequest::RequestKind::kClose) {
     const std::size_t count = in.u32();
     for (std::size_t i = 0; i < count && in.ok() && count <= bootstrap::kServersMax; ++i)
       request.engines.push_back(core::EngineId{in.u64()});

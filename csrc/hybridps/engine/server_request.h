@@ -26,9 +26,11 @@ namespace hybridps::engine {
 ///   close := kind u8 3 | uid u64 u64 | count u32 | count x engine u64
 ///                                                        answer: empty. The group will not use these engines, and the
 ///                                                        engines never open the group again
-///   renew := kind u8 4 | count u32 | count x engine u64  answer: as for find. The job will not use these engines
+///   renew := kind u8 4 | uid u64 u64 | count u32 | count x engine u64
+///                                                        answer: as for find. The job will not use these engines
 ///                                                        again. New engines replace them. Each old engine ends when
-///                                                        its groups are over
+///                                                        its groups are over. Only for engines that have or had the
+///                                                        group of this uid
 struct ServerRequest {
   enum class RequestKind : std::uint8_t { kFind = 1, kOpen = 2, kClose = 3, kRenew = 4 };
   RequestKind kind = RequestKind::kFind;

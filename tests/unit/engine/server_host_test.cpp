@@ -147,6 +147,13 @@ TEST_CASE("engine/server_host: a group is opened once, and not any more where th
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;
   renew.engines = Scene::close(first).engines;
+  renew.uid = {99, 7};  // of a job without a group there
+  const core::Status stranger = scene.ask(renew);
+  CHECK(stranger.code() == core::Code::kInvalidArgument);
+  CHECK(std::string(stranger.message()).find("the job has no group on engine") != std::string::npos);
+  renew.uid = third.roster->uid;  // closed there before it was opened, beside groups of others
+  CHECK(scene.ask(renew).code() == core::Code::kInvalidArgument);
+  renew.uid = first.roster->uid;
   REQUIRE(scene.ask(renew).is_ok());
   const ServerRequest with_another = scene.open(1);
   CHECK(with_another.roster->servers[0].engine != first.roster->servers[0].engine);
@@ -274,4 +281,30 @@ TEST_CASE("engine/server_host: a job has its part of the memory, and what it doe
         std::string::npos);
   CHECK(opened > 100);
   CHECK(scene.ask(of_job(300, 2, 3)).is_ok());
+}
+
+TEST_CASE("engine/server_host: a job renews what it has given up, but not while it keeps too many engines",
+          "[engine]") {
+  Scene scene;
+  core::Status refused;
+  std::uint64_t renewed = 0;
+  for (; renewed < 8 && refused.is_ok(); ++renewed) {
+    REQUIRE(scene.ask(scene.open(100 + renewed)).is_ok());  // the group for whose sake the engine stays
+    const ServerRequest given_up = scene.open(200 + renewed);
+    REQUIRE(scene.ask(given_up).is_ok());
+    ServerRequest renew = Scene::close(given_up);
+    REQUIRE(scene.ask(renew).is_ok());
+    renew.kind = ServerRequest::RequestKind::kRenew;
+    refused = scene.ask(renew);
+  }
+  CHECK(renewed == 5);
+  CHECK(refused.code() == core::Code::kOutOfResources);
+  CHECK(std::string(refused.message()).find("the job has given up 4 engines") != std::string::npos);
+  // Another job gets another engine all the same.
+  ServerRequest other = scene.open(300);
+  for (auto& member : other.roster->members) member.engine.value += 100000;
+  REQUIRE(scene.ask(other).is_ok());
+  ServerRequest renew = Scene::close(other);
+  renew.kind = ServerRequest::RequestKind::kRenew;
+  CHECK(scene.ask(renew).is_ok());
 }

@@ -41,7 +41,9 @@ TEST_CASE("engine/server_request: requests are read as they were written", "[eng
   ServerRequest renew;
   renew.kind = ServerRequest::RequestKind::kRenew;
   renew.engines = {core::EngineId{5}, core::EngineId{77}};
+  renew.uid = {3, 4};
   CHECK(engine::decode_request(engine::encode(renew)).value().engines == renew.engines);
+  CHECK(engine::decode_request(engine::encode(renew)).value().uid == renew.uid);
 
   ServerRequest close = renew;
   close.kind = ServerRequest::RequestKind::kClose;

@@ -66,6 +66,7 @@ struct JobBudget {
   const std::shared_ptr<compress::MemoryBudget> residuals = std::make_shared<compress::MemoryBudget>();
   const std::shared_ptr<compress::MemoryBudget> outer = std::make_shared<compress::MemoryBudget>();
   const std::shared_ptr<compress::MemoryBudget> state = std::make_shared<compress::MemoryBudget>();
+  std::shared_ptr<flow::GrantQueue> grants{};  // null: those of all
 };
 
 class Shard final : public LoopClient, core::Pinned {
@@ -216,6 +217,7 @@ class Shard final : public LoopClient, core::Pinned {
     group.residual_budget = job.value()->residuals;
     group.outer_budget = job.value()->outer;
     group.state_budget = job.value()->state;
+    group.grants = job.value()->grants;
     runtime_->open_served_group(std::move(group));
     ShardGroup opened{request.attempt, std::move(pushers), {}, std::move(job).value()};
     for (const auto& member : roster.members) opened.members.insert(member.engine);
@@ -273,7 +275,9 @@ class Shard final : public LoopClient, core::Pinned {
     if (jobs.size() >= jobs_)
       return Status(Code::kOutOfResources,
                     "it serves " + std::to_string(jobs.size()) + " jobs, as many as it may (--jobs)");
-    return std::make_shared<JobBudget>(share_);
+    auto made = std::make_shared<JobBudget>(share_);
+    made->grants = runtime_->dedicated().make_grants();
+    return made;
   }
 
   void publish() {

@@ -175,7 +175,10 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
 
 DedicatedServer::DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks,
                                  std::uint64_t grant_bytes)
-    : outbox_(outbox), host_(host), server_(outbox, *this, grant_chunks, grant_bytes) {}
+    : outbox_(outbox),
+      host_(host),
+      grant_budget_(grant_chunks, grant_bytes),
+      server_(outbox, *this, grant_chunks, grant_bytes) {}
 
 DedicatedServer::~DedicatedServer() = default;
 
@@ -266,6 +269,7 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
   if (topology.regions() > 1) opening.parts = topology.parts_of(topology.rank(), levels);
   opening.priority = priority;
   opening.own_rank = topology.rank();
+  opening.grants = group.info.grants.get();
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
 

@@ -54,6 +54,9 @@ struct ServedGroup {
   std::shared_ptr<compress::MemoryBudget> state_budget =
       std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{~std::uint64_t{0}, 0});
 
+  /// The budget of chunks that the server has granted, which the groups of a job share; null: all groups' own.
+  std::shared_ptr<flow::GrantQueue> grants{};
+
   /// What a group of so many members takes of state_budget before its first operation.
   static std::uint64_t state_bytes(std::size_t members) noexcept;
 };
@@ -83,6 +86,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   ~DedicatedServer() override;
 
   void open_group(ServedGroup group);
+  /// For a job whose grants shall not wait for those of others.
+  std::shared_ptr<flow::GrantQueue> make_grants() const { return std::make_shared<flow::GrantQueue>(grant_budget_); }
   bool has(core::GroupUid uid) const { return groups_.count(uid) > 0; }
   /// Handles any message of a group that is open here.
   void on_message(const wire::Message& message, flow::Delivery payload);
@@ -139,6 +144,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   core::OneThread one_thread_;
   flow::Outbox& outbox_;
   DedicatedHost& host_;
+  const flow::GrantBudget grant_budget_;
   Server server_;
   std::unordered_map<core::GroupUid, std::unique_ptr<Served>> groups_;
   std::vector<SpanKey> finished_;  // spans whose results have landed everywhere

@@ -85,6 +85,7 @@ struct Opening {
   std::int8_t priority = 0;                // priority of the span's grants
   const compress::Codec* codec = nullptr;  // codec of contributions from other nodes; null: none
   LocalOwner* owner = nullptr;
+  flow::GrantQueue* grants = nullptr;  // null: that of this Server
   /// The part of `parts` that has the own node, if contributions inside that part are not encoded; -1: all are.
   int plain_part = -1;
   /// The nodes that contribute, and the order of sums: first inside each part, then over the parts. Empty: all nodes,
@@ -211,6 +212,7 @@ class Server : core::Pinned {
   flow::Outbox& outbox_;
   Listener& listener_;
   flow::GrantQueue& grants_of(const SpanState& span) noexcept {
+    if (span.opening.grants != nullptr) return *span.opening.grants;
     return span.opening.of_region ? region_grants_ : grants_;
   }
 

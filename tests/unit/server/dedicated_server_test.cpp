@@ -27,11 +27,12 @@ struct Rig final : server::DedicatedHost {
     dedicated = std::make_unique<server::DedicatedServer>(*outbox, *this, 2, ~std::uint64_t{0});
     open(kUid, budget);
   }
-  void open(core::GroupUid uid, std::shared_ptr<compress::MemoryBudget> of) {
+  void open(core::GroupUid uid, std::shared_ptr<compress::MemoryBudget> of, bool has_own_grants = false) {
     schedule::Topology topology({0, 1}, kServer, {}, {1.0});
     const schedule::Members members({{engine(0), "host0"}, {engine(1), "host1"}, {engine(2), "host2"}});
     server::ServedGroup group{uid, "test", members, std::move(topology), 64};
     group.state_budget = std::move(of);
+    if (has_own_grants) group.grants = dedicated->make_grants();
     dedicated->open_group(std::move(group));
   }
   ~Rig() override {
@@ -178,4 +179,29 @@ TEST_CASE("server/dedicated_server: a job without memory for one more span fails
     rig.dedicated->tick();
   }
   CHECK(rig.dedicated->has(other));
+}
+
+TEST_CASE("server/dedicated_server: chunks that one job does not send hold up no grants of another", "[server][fast]") {
+  Rig rig;
+  const core::GroupUid other{8, 9};
+  rig.open(other, rig.budget, /*has_own_grants=*/true);
+  const auto announce = [&](core::GroupUid uid, std::uint64_t sequence) {
+    for (std::uint32_t node = 0; node < 2; ++node) {
+      const wire::ChunkId chunk{
+          .stage = wire::Stage::kPush,
+          .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, 24},
+          .sequence = sequence,
+          .span_bytes = 8,
+          .span = kServer,
+          .contributor = node};
+      rig.dedicated->on_message({{engine(node), uid, node}, 0, wire::Announce{chunk}}, {});
+    }
+  };
+  const auto grants = [&] { return rig.router.to(engine(0)).of<wire::Grant>().size(); };
+  for (std::uint64_t sequence = 0; sequence < 5; ++sequence) announce(kUid, sequence);
+  CHECK(grants() == 2);  // as many as may be unfinished
+  for (std::uint64_t sequence = 0; sequence < 5; ++sequence) announce(other, sequence);
+  CHECK(grants() == 4);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) rig.push(0, rank, 1, other, 0);
+  CHECK(grants() == 5);
 }

@@ -54,6 +54,9 @@ Runtime::Runtime(RuntimeOptions options, std::span<std::byte> memory, std::share
   flow_options.credit_batch_bytes = std::max<std::int64_t>(1, static_cast<std::int64_t>(options_.eager_bytes) / 4);
   flow_options.granted_bytes_max = static_cast<std::int64_t>(2 * options_.chunk_bytes);
   flow_options.urgent_always = options_.urgent_always;
+  flow_options.held_bytes_max =
+      static_cast<std::int64_t>(options_.eager_bytes + options_.far_bytes + options_.cards * options_.window_bytes +
+                                (2 * options_.grant_chunks + 2) * options_.chunk_bytes);
   for (const auto& size_class : classes) {
     flow_options.class_bytes.push_back(size_class.slot_bytes);
     flow_options.net_slots.push_back(size_class.slot_count - options_.local_slots(size_class.slot_bytes));
@@ -388,6 +391,8 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
   // The cost as the sender counted it: its slots may be larger than ours, or than its whole allowance.
   flow::Delivery delivery{std::move(payload), outbox_.get(), source, data->cost, data->permit};
   delivery.set_packed(data->packed);
+  // The payloads of a local peer lie in its own memory.
+  if (const KnownPeer* const peer = peers_.find(source); peer != nullptr && !peer->record.local) delivery.hold();
   return delivery;
 }
 

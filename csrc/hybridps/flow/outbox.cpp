@@ -592,6 +592,11 @@ void Outbox::forget(core::EngineId peer) {
   std::erase(resume_, peer);
 }
 
+std::int64_t Outbox::held(core::EngineId peer) const {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? 0 : found->second->held;
+}
+
 void Outbox::consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept {
   const core::OneThread::Inside inside(one_thread_);
   PeerState& from = state_of(source);

@@ -84,6 +84,9 @@ struct OutboxOptions {
   std::int64_t granted_bytes_max = 256 * 1024;
   /// Urgent messages always use the connection without bulk, because this connection is the quicker one.
   bool urgent_always = false;
+  /// The most bytes that a peer of another node may have here unconsumed: what we have allowed and granted it, and some
+  /// more.
+  std::int64_t held_bytes_max = std::int64_t{1} << 62;
   /// A stream without a permit announces itself after this long.
   core::Duration announce_after = std::chrono::microseconds(500);
 };
@@ -112,6 +115,8 @@ class Delivery {
   /// Null: the elements lie in data(). Else the payload is packed, and this expands data() to elements of dtype().
   const compress::Exact* format() const noexcept { return format_; }
   core::DType dtype() const noexcept { return dtype_; }
+  /// From now on the payload counts as held for its source, until its end of life.
+  void hold() noexcept;
   void reset() noexcept;
 
  private:
@@ -119,6 +124,7 @@ class Delivery {
   Outbox* outbox_ = nullptr;
   core::EngineId source_;
   std::int64_t cost_ = 0;
+  std::int64_t held_ = 0;
   wire::Permit permit_ = wire::Permit::kAllowance;
   core::DType dtype_ = core::DType::kBytes;
   const compress::Exact* format_ = nullptr;
@@ -200,7 +206,13 @@ class Outbox : core::Pinned {
     PathState packing = PathState::kUnknown;
   };
   std::optional<Flow> flow_of(core::EngineId peer) const;
+  /// The bytes that the peer has here unconsumed (Delivery::hold()).
+  std::int64_t held(core::EngineId peer) const;
+  /// The peer has sent more than it may. Ask where a payload would be kept: what was granted is soon consumed.
+  bool holds_too_much(core::EngineId peer) const { return held(peer) > options_.held_bytes_max; }
+  std::int64_t held_bytes_max() const noexcept { return options_.held_bytes_max; }
   /// Called by Delivery.
+  void hold(core::EngineId source, std::int64_t bytes) noexcept { state_of(source).held += bytes; }
   void consumed(core::EngineId source, std::int64_t cost, wire::Permit permit) noexcept;
 
   transport::BufferPool& pool() noexcept { return pool_; }
@@ -219,8 +231,9 @@ class Outbox : core::Pinned {
     transport::Endpoint* urgent_endpoint = nullptr;  // equals endpoint where no urgent connection exists
     bool local = false;
     bool broken = false;
-    SendBook book;         // what we may send to the peer
-    ReturnBook due;        // credit that we owe the peer for its allowance
+    SendBook book;   // what we may send to the peer
+    ReturnBook due;  // credit that we owe the peer for its allowance
+    std::int64_t held = 0;
     ReturnBook whole_due;  // credit that we owe the peer for chunks under "all chunks" grants
     struct Waiting {
       StreamQueue turn{&Stream::turn_};                // all waiting streams, by priority and first offer

@@ -14,6 +14,7 @@ Delivery& Delivery::operator=(Delivery&& other) noexcept {
     outbox_ = std::exchange(other.outbox_, nullptr);
     source_ = other.source_;
     cost_ = std::exchange(other.cost_, 0);
+    held_ = std::exchange(other.held_, 0);
     permit_ = other.permit_;
     dtype_ = other.dtype_;
     format_ = other.format_;
@@ -36,10 +37,17 @@ void Delivery::set_packed(std::uint8_t packed) noexcept {
   element_bytes_ = bytes;
 }
 
+void Delivery::hold() noexcept {
+  held_ = static_cast<std::int64_t>(payload_.bytes());
+  outbox_->hold(source_, held_);
+}
+
 void Delivery::reset() noexcept {
   payload_.reset();
-  if (Outbox* outbox = std::exchange(outbox_, nullptr); outbox != nullptr && cost_ > 0)
-    outbox->consumed(source_, cost_, permit_);
+  Outbox* const outbox = std::exchange(outbox_, nullptr);
+  if (outbox == nullptr) return;
+  if (held_ > 0) outbox->hold(source_, -std::exchange(held_, 0));
+  if (cost_ > 0) outbox->consumed(source_, cost_, permit_);
 }
 
 // Urgent streams say nothing of the path, and local peers have none. A stream without a slot does not count as waiting:

@@ -356,6 +356,16 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       on_bad_message(OperationKey{from.uid, chunk->sequence}, why + ", from rank " + std::to_string(from.sender_rank));
       return;
     }
+    if (outbox_.holds_too_much(from.source)) {
+      close_later(from.uid,
+                  core::Status(core::Code::kOutOfResources,
+                               "rank " + std::to_string(from.sender_rank) + " has sent a dedicated server " +
+                                   std::to_string(outbox_.held(from.source)) +
+                                   " bytes that it has not asked for, and may send " +
+                                   std::to_string(outbox_.held_bytes_max()) + ": its hybridps is broken"),
+                  Tell::kFailed);
+      return;
+    }
     if (group->spans.count(key) == 0 &&
         (!has_room(*group, *chunk) || open_span(*group, *chunk, message.priority) == nullptr))
       return;

@@ -1,4 +1,5 @@
 // Passes each message of a group to its target: a part of the group, an operation, or a role in a span.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -105,6 +106,8 @@ void Worker::on_chunk(GroupState& group, const wire::Message& message, const wir
     if (SpanRun* const span = known && found->second->started ? found->second->find(chunk.span) : nullptr;
         span != nullptr && chunk.attempt < span->plan().attempt)
       return;
+    const std::size_t kept = std::max(group.early.size(), server_.spans_open());
+    if (!(known && found->second->started) && !can_keep(group, kept, message)) return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, chunk, std::move(payload));
     else

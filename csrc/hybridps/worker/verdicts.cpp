@@ -208,8 +208,18 @@ void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
 }
 
 bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Message& message) {
-  if (kept < options_.early_messages_max) return true;
   const GroupInfo& info = group.info;
+  if (outbox_.holds_too_much(message.from.source)) {
+    events_.push_back({nullptr, info.uid,
+                       core::Status(core::Code::kOutOfResources,
+                                    info.member_text(static_cast<int>(message.from.sender_rank)) + " has sent " +
+                                        info.member_text(info.topology.rank()) + " " +
+                                        std::to_string(outbox_.held(message.from.source)) +
+                                        " bytes that it has not asked for, and may send " +
+                                        std::to_string(outbox_.held_bytes_max()) + ": its hybridps is broken")});
+    return false;
+  }
+  if (kept < options_.early_messages_max) return true;
   std::string what =
       info.member_text(info.topology.rank()) + " keeps " + std::to_string(kept) + " messages of " +
       (message.is_point_to_point() ? "sends that it has not asked for" : "operations that it has not issued") +

@@ -844,3 +844,50 @@ TEST_CASE("engine/runtime: a dedicated server's status tells an engine only of t
   CHECK(names(told(3), 2));
   CHECK_FALSE(names(told(3), 0));
 }
+
+TEST_CASE("engine/runtime: what a peer sends beyond its allowance is not kept, and the peer is named",
+          "[engine][fast]") {
+  using enum wire::Stage;
+  for (const wire::Stage stage : {kPush, kResult})
+    for (const bool to_server : {false, true}) {
+      if (to_server && stage != kPush) continue;
+      Tally tally;
+      std::vector<std::int32_t> data(4096, 1);
+      ClusterOptions options = nodes({0, 1, 2});
+      options.servers = {1.0};
+      options.eager_bytes = options.far_bytes = options.window_bytes = 4096;  // 18 KiB with the grants
+      options.pool_extra_bytes = std::size_t{1} << 20;
+      Cluster cluster(options);
+      const auto uid = cluster.open_group();
+      auto o = reduction(schedule::Kind::kAllReduce);
+      o.total_bytes = data.size() * 4;
+      o.output = {piece(data)};
+      const int to = to_server ? 3 : 0;
+      const auto send = [&](std::uint64_t sequence) {
+        const wire::ChunkId chunk{
+            .stage = stage,
+            .signature = {schedule::Kind::kAllReduce, core::DType::kInt32, core::ReduceOp::kSum, -1, data.size() * 4},
+            .sequence = sequence,
+            .span_bytes = 1024,
+            .span = static_cast<std::uint32_t>(stage == kPush ? to : 1),
+            .contributor = stage == kPush ? 1U : 0U};
+        cluster.at(1).send_control(cluster.id(to), {{{}, uid, 1}, 0, wire::Data{chunk}}, std::string(1024, 'x'));
+        cluster.run_until([] { return false; }, 20);
+      };
+      INFO("stage " << static_cast<int>(stage) << ", to " << to);
+      std::uint64_t sequence = 10;
+      for (; sequence < 10 + 8; ++sequence) send(sequence);
+      CHECK(cluster.at(0).worker().find(uid)->status.is_ok());
+      CHECK(cluster.at(3).dedicated().has(uid));
+      for (; sequence < 10 + 40; ++sequence) send(sequence);
+      if (to_server)
+        CHECK_FALSE(cluster.at(3).dedicated().has(uid));
+      else
+        CHECK_FALSE(cluster.at(0).worker().find(uid)->status.is_ok());
+      cluster.submit(uid, 0, o, 0, tally.completion());
+      REQUIRE(cluster.run_until([&] { return tally.done == 1; }));
+      INFO(tally.first_error);
+      CHECK(tally.first_error.find("rank 1") != std::string::npos);
+      CHECK(tally.first_error.find("bytes that it has not asked for, and may send 18432") != std::string::npos);
+    }
+}

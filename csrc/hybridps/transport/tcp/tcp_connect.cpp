@@ -42,6 +42,10 @@ constexpr core::Duration kClosedFor = core::from_seconds(2);
 constexpr core::Duration kRefusedFor = core::from_seconds(1.5);
 /// The same for a peer that has dialled us before: as a rule its process has ended. If not, it dials again at once.
 constexpr core::Duration kRefusedAfterFor = core::from_seconds(0.25);
+/// The most peers with connections that no introduce() and no connect() has named. A process that is slow to learn its
+/// group has such peers. Of more, one goes that has been unknown for so long.
+constexpr std::size_t kUnknownMax = 64;
+constexpr core::Duration kUnknownFor = core::from_seconds(30);
 /// A connection at rest sends a probe so often, of some 60 bytes, and gets an answer. Firewalls and NAT between two
 /// machines forget a connection that they have not seen for a while.
 constexpr int kKeepAliveSeconds = 4;
@@ -279,7 +283,8 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
     if (rate.permit())
       core::log_warn(
           name_, ": the process at ", link.to,
-          " has no file descriptors for another connection (raise `ulimit -n` there); it is tried again until it has");
+          " has no file descriptors for another connection (raise `ulimit -n` there), or has too many from processes "
+          "that it does not know; it is tried again until it has room");
     dial_later(link, kAgainAfter, /*lacks=*/true);
   } else if (answer == TcpAnswer::kSmaller) {
     link.needs_small_packets = true;
@@ -437,6 +442,12 @@ void TcpTransportImpl::greet(TcpLink& link) {
   if (!greeting->is_new || !greeting->is_mine || (endpoint != nullptr && !endpoint->is_open()) ||
       link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
     return hang_up(TcpAnswer::kClosed);
+  const core::TimePoint now = core::Clock::now();
+  if (endpoint == nullptr && names_.count(greeting->from) == 0 && !has_room_for_stranger(now)) {
+    ++counters_.turned_away;
+    return hang_up(TcpAnswer::kBusy);
+  }
+  link.met_at = now;
   say(link, {TcpAnswer::kWelcome, link.session.side()});
   link.peer = greeting->from;
   link.number = greeting->number;
@@ -449,6 +460,22 @@ void TcpTransportImpl::greet(TcpLink& link) {
   if (out != nullptr && out->session.side().attempt == 0 && out->is_mine &&
       (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
     take_over(link, *out);
+}
+
+bool TcpTransportImpl::has_room_for_stranger(core::TimePoint now) {
+  std::size_t strangers = 0;
+  TcpLink* oldest = nullptr;
+  for (const auto& link : links_) {
+    if (link->met_at == core::TimePoint{} || link->state == TcpLink::LinkState::kClosed || link->endpoint != nullptr ||
+        names_.count(link->peer) > 0)
+      continue;
+    ++strangers;
+    if (oldest == nullptr || link->met_at < oldest->met_at) oldest = link.get();
+  }
+  if (strangers < kUnknownMax) return true;
+  if (now - oldest->met_at < kUnknownFor) return false;
+  refuse(*oldest);
+  return true;
 }
 
 TcpLink* TcpTransportImpl::find_session(const TcpGreeting& greeting) noexcept {

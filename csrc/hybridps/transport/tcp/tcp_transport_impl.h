@@ -94,6 +94,7 @@ class TcpTransportImpl final : public TcpTransport {
   TcpLink* find_session(const TcpGreeting& greeting) noexcept;
   /// The session goes on over the connection on which its peer has greeted.
   void resume(TcpLink& link, TcpLink& over, const TcpGreeting& greeting);
+  bool has_room_for_stranger(core::TimePoint now);
   void refuse(TcpLink& link, bool reset = true);
   void adopt(TcpLink& link, TcpEndpoint& endpoint);
   void set_options(int socket) const;

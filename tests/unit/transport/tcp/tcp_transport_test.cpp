@@ -18,6 +18,7 @@
 #include "hybridps/core/descriptor.h"
 #include "hybridps/transport/envelope.h"
 #include "hybridps/transport/tcp/tcp_wire.h"
+#include "tests/support/clock.h"
 #include "tests/unit/transport/tcp/tcp_pair.h"
 
 namespace hybridps::transport {
@@ -215,6 +216,33 @@ TEST_CASE("transport/tcp: a message that is larger than any here claims no memor
             "brought a message of 400000 bytes, and no group here has more than 4096") != std::string_view::npos);
   CHECK(tcp(pair->b).counters().receive_bytes == claimed);
   CHECK(tcp(pair->b).counters().malformed == 1);
+}
+
+TEST_CASE("transport/tcp: of peers that nobody has named few have connections, and a member comes in beside them",
+          "[transport][fast]") {
+  test::MovableClock clock;
+  auto pair = make_tcp_pair();
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  const auto come = [&] {
+    strangers.push_back(std::make_unique<Stranger>(pair->b));
+    strangers.back()->greet(make_tcp_id());
+    for (int i = 0; i < 50; ++i) pair->b.progress();
+    return !strangers.back()->was_hung_up_on();
+  };
+  for (int i = 0; i < 64; ++i) REQUIRE(come());
+  CHECK_FALSE(come());
+  CHECK(tcp(pair->b).counters().turned_away == 1);
+  pair->b.transport->introduce(pair->a.id, pair->a.transport->address());
+  contract::Pair::connect_one(pair->a, pair->b);
+  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
+  for (int i = 0; i < 1000 && pair->b.receiver.messages.empty(); ++i) pair->settle(1);
+  CHECK(pair->b.receiver.messages.size() == 1);
+  // Who is named later is none of them any more.
+  CHECK_FALSE(come());
+  clock.pass(core::from_seconds(31));
+  CHECK(come());
+  CHECK(strangers.front()->was_hung_up_on());
+  CHECK_FALSE(strangers[1]->was_hung_up_on());
 }
 
 TEST_CASE("transport/tcp: two who connect to each other at once both send", "[transport][fast]") {

@@ -1,7 +1,8 @@
 // hybridps/transport/rx_pool.h: memory that incoming payloads land in.
 //
-// Model    Slots have power-of-two size classes and are cut from blocks. A block is allocated once and kept until the
-//          end. If a library must know the memory (RDMA), each new block is registered, and its slots carry the handle.
+// Model    Slots have power-of-two size classes and are cut from blocks. If a library must know the memory (RDMA), each
+//          new block is registered, and its slots carry the handle. The kernel gives a page of a block when the first
+//          byte for it comes. A block without use goes back with trim().
 // Threads  the transport's thread only.
 // Errors   allocate() gives nullptr at the cap or when there is no memory; nothing else fails.
 #pragma once
@@ -9,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,10 +18,22 @@
 
 namespace hybridps::transport {
 
+struct RxBlock;
+
 struct RxSlot {
   std::byte* data = nullptr;
   void* handle = nullptr;  // handle of the block, from RxRegistration::add
   std::uint32_t size_class = 0;
+  RxBlock* block = nullptr;
+};
+
+struct RxBlock {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  void* handle = nullptr;
+  std::vector<RxSlot> slots;
+  std::size_t in_use = 0;
+  bool was_used = true;  // since the last trim()
 };
 
 struct RxRegistration {
@@ -42,23 +56,21 @@ class RxPool : core::Pinned {
   /// A slot of at least `bytes`. `past_cap` ignores the limit, for bytes that have arrived already.
   RxSlot* allocate(std::size_t bytes, bool past_cap = false);
   void release(RxSlot* slot) noexcept;
+  /// Frees the blocks of which no slot was used since the last call.
+  void trim();
 
   std::size_t bytes_mapped() const noexcept { return bytes_mapped_; }
   std::size_t slots_in_use() const noexcept { return in_use_; }
 
  private:
-  struct Block {
-    std::byte* data = nullptr;
-    void* handle = nullptr;
-    std::vector<RxSlot> slots;
-  };
   bool grow(std::uint32_t size_class, bool past_cap);
 
   const std::size_t bytes_max_;
   const RxRegistration registration_;
   std::size_t bytes_mapped_ = 0;
   std::size_t in_use_ = 0;
-  std::vector<Block> blocks_;
+  void free(RxBlock& block);
+  std::vector<std::unique_ptr<RxBlock>> blocks_;
   std::vector<std::vector<RxSlot*>> free_;
 };
 

@@ -33,6 +33,8 @@ namespace {
 constexpr std::size_t kGreetingsMax = 1024;
 constexpr int kBacklog = 4096;
 constexpr std::size_t kUnnamedMax = 256;
+/// Memory for payloads goes back after so long without use, twice as long at most.
+constexpr core::Duration kTrimEvery = core::from_seconds(60);
 /// After one of two sessions with a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
@@ -314,7 +316,13 @@ std::size_t TcpTransportImpl::progress() {
 bool TcpTransportImpl::arm() {
   if (in_child()) return true;
   if (!listed_.empty() || !unread_.empty() || !completions_.empty() || !attention_.empty()) return false;
-  if (!greeting_.empty()) expire_greetings(core::Clock::now());
+  if (greeting_.empty() && rx_pool_->bytes_mapped() == 0) return true;
+  const core::TimePoint now = core::Clock::now();
+  if (!greeting_.empty()) expire_greetings(now);
+  if (now >= trims_at_) {
+    if (trims_at_ != core::TimePoint{}) rx_pool_->trim();
+    trims_at_ = now + kTrimEvery;
+  }
   return true;
 }
 

@@ -218,6 +218,28 @@ TEST_CASE("transport/tcp: a message that is larger than any here claims no memor
   CHECK(tcp(pair->b).counters().malformed == 1);
 }
 
+TEST_CASE("transport/tcp: memory for payloads goes back when it was not used for a while", "[transport][fast]") {
+  test::MovableClock clock;
+  auto pair = make_tcp_pair();
+  pair->connect();
+  REQUIRE(pair->a.peer->send(numbered(1), pair->a.filled(100000, 1), 100000, {}).is_ok());
+  for (int i = 0; i < 1000 && pair->b.receiver.messages.empty(); ++i) pair->settle(1);
+  REQUIRE(pair->b.receiver.messages.size() == 1);
+  const auto pass = [&](double seconds) {
+    clock.pass(core::from_seconds(seconds));
+    pair->settle(1);
+    (void)pair->b.transport->arm();
+  };
+  (void)pair->b.transport->arm();
+  for (int i = 0; i < 3; ++i) pass(61);
+  CHECK(tcp(pair->b).counters().receive_bytes > 0);  // it is in use
+  pair->release_all();
+  pass(61);
+  CHECK(tcp(pair->b).counters().receive_bytes > 0);
+  pass(61);
+  CHECK(tcp(pair->b).counters().receive_bytes == 0);
+}
+
 TEST_CASE("transport/tcp: of peers that nobody has named few have connections, and a member comes in beside them",
           "[transport][fast]") {
   test::MovableClock clock;

@@ -395,6 +395,7 @@ core::Result<PrivatePool> map_pool(std::size_t bytes) {
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED)
     return core::Status(core::Code::kOutOfResources, "cannot map " + std::to_string(bytes) + " bytes for messages");
+  (void)madvise(mapped, bytes, MADV_DONTDUMP);  // gradients are nobody's business who reads a core dump
   return PrivatePool{{static_cast<std::byte*>(mapped), bytes},
                      std::shared_ptr<void>(mapped, [bytes](void* at) { munmap(at, bytes); })};
 }

@@ -1,5 +1,7 @@
 #include "hybridps/transport/rx_pool.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <new>
@@ -16,6 +18,7 @@ RxPool::~RxPool() {
 
 void RxPool::free(RxBlock& block) {
   if (registration_.remove) registration_.remove(block.handle);
+  (void)::madvise(block.data, block.bytes, MADV_DODUMP);
   ::operator delete[](block.data, std::align_val_t{kAlignment});
 }
 
@@ -57,6 +60,7 @@ bool RxPool::grow(std::uint32_t size_class, bool past_cap) {
   if (!past_cap && bytes_mapped_ > 0 && bytes_mapped_ + block_bytes > bytes_max_) return false;
   auto* data = static_cast<std::byte*>(::operator new[](block_bytes, std::align_val_t{kAlignment}, std::nothrow));
   if (data == nullptr) return false;
+  (void)::madvise(data, block_bytes, MADV_DONTDUMP);
   void* handle = nullptr;
   if (registration_.add && !registration_.add({data, block_bytes}, &handle)) {
     ::operator delete[](data, std::align_val_t{kAlignment});

@@ -6,6 +6,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
+#include "tests/support/core_dump.h"
 
 namespace {
 
@@ -890,4 +891,11 @@ TEST_CASE("engine/runtime: what a peer sends beyond its allowance is not kept, a
       CHECK(tally.first_error.find("rank 1") != std::string::npos);
       CHECK(tally.first_error.find("bytes that it has not asked for, and may send 18432") != std::string::npos);
     }
+}
+
+TEST_CASE("engine/runtime: no core dump holds the memory of messages", "[engine][fast]") {
+  const auto pool = engine::map_pool(1 << 20);
+  REQUIRE(pool.is_ok());
+  CHECK_FALSE(test::is_dumped(pool.value().memory.data()));
+  CHECK_FALSE(test::is_dumped(pool.value().memory.data() + (1 << 19)));
 }

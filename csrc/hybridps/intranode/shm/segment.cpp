@@ -139,6 +139,7 @@ core::Result<std::unique_ptr<Segment>> Segment::create(std::string_view purpose,
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return no_memory(purpose, bytes, "mmap", errno);
   ::madvise(data, bytes, MADV_DONTFORK);
+  ::madvise(data, bytes, MADV_DONTDUMP);
   return std::unique_ptr<Segment>(new Segment(static_cast<std::byte*>(data), bytes, std::move(fd)));
 }
 
@@ -161,6 +162,7 @@ core::Result<std::unique_ptr<Segment>> Segment::map(int fd, std::size_t offset_b
   void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset_bytes));
   if (data == MAP_FAILED) return no_memory("view of a peer's memory", bytes, "mmap", errno);
   ::madvise(data, bytes, MADV_DONTFORK);
+  ::madvise(data, bytes, MADV_DONTDUMP);
   return std::unique_ptr<Segment>(new Segment(static_cast<std::byte*>(data), bytes, core::Descriptor()));
 }
 

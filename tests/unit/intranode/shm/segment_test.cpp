@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/core_dump.h"
 #include "tests/unit/intranode/shm/shm_sides.h"
 
 namespace hybridps::intranode::shm {
@@ -25,6 +26,8 @@ TEST_CASE("intranode/shm: a segment is zeroed memory that another mapping sees",
   auto view = Segment::map(segment.fd(), 0, segment.memory().size(), Segment::Access::kReadOnly);
   REQUIRE(view.is_ok());
   segment.memory()[9999] = std::byte{42};
+  CHECK_FALSE(test::is_dumped(segment.memory().data()));
+  CHECK_FALSE(test::is_dumped(view.value()->memory().data()));
   CHECK(view.value()->memory()[9999] == std::byte{42});
   auto writer = Segment::map(segment.fd(), page_ceil(1), 100, Segment::Access::kReadWrite);
   REQUIRE(writer.is_ok());

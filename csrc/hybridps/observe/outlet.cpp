@@ -33,6 +33,7 @@ using core::Status;
 constexpr int kVisitorsMax = 16;
 constexpr std::size_t kQuestionBytesMax = 4096;
 constexpr auto kPatience = std::chrono::seconds(2);
+constexpr auto kMetricsEvery = std::chrono::seconds(1);
 
 Status complaint(const std::string& what) { return {Code::kInvalidArgument, what + ": " + std::strerror(errno)}; }
 
@@ -196,7 +197,7 @@ Outlet::~Outlet() {
   if (thread_.joinable()) thread_.join();
   {
     std::unique_lock lock(visitors_->mutex);
-    visitors_->left.wait(lock, [this] { return visitors_->count == 0; });
+    visitors_->left.wait(lock, [this] { return visitors_->of_socket + visitors_->of_port == 0; });
   }
 }
 
@@ -242,29 +243,40 @@ void Outlet::serve(core::Descriptor visitor, bool http) {
         (who.uid != ::geteuid() && who.uid != 0))
       return;
   }
+  int& present = http ? visitors_->of_port : visitors_->of_socket;
   {
     const std::lock_guard lock(visitors_->mutex);
-    if (visitors_->count >= kVisitorsMax) return;
-    ++visitors_->count;
+    if (present >= kVisitorsMax) return;
+    ++present;
   }
   try {
-    std::thread([this, http, visitors = visitors_, v = std::make_shared<core::Descriptor>(std::move(visitor))] {
+    std::thread([this, http, &present, visitors = visitors_,
+                 v = std::make_shared<core::Descriptor>(std::move(visitor))] {
       core::begin_thread("hybridps-see");
       const std::string question = read_until(v->get(), http ? "\r\n\r\n" : "\n", stop_);
       if (!question.empty())
-        write_all(
-            v->get(),
-            http ? http_answer(question, options_.metrics) : options_.answer(question.substr(0, question.find('\n'))),
-            stop_);
+        write_all(v->get(),
+                  http ? http_answer(question, [this] { return recent_metrics(); })
+                       : options_.answer(question.substr(0, question.find('\n'))),
+                  stop_);
       v->reset();
       const std::lock_guard lock(visitors->mutex);
-      --visitors->count;
+      --present;
       visitors->left.notify_all();
     }).detach();
   } catch (const std::system_error&) {
     const std::lock_guard lock(visitors_->mutex);
-    --visitors_->count;
+    --present;
   }
+}
+
+std::string Outlet::recent_metrics() {
+  const std::lock_guard lock(metrics_mutex_);  // who comes while they are made waits for them
+  if (metrics_.empty() || core::Clock::now() - metrics_at_ >= kMetricsEvery) {
+    metrics_ = options_.metrics();
+    metrics_at_ = core::Clock::now();
+  }
+  return metrics_;
 }
 
 void Outlet::write_file() {

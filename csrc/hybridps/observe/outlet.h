@@ -2,10 +2,12 @@
 //
 // Model    One thread, "hybridps-see", sleeps until somebody asks. The thread belongs neither to the program nor to the
 //          engine, so it answers while either of them hangs. A visitor of the socket sends one line and gets one text.
-//          A visitor of the port sends GET /metrics.
+//          A visitor of the port sends GET /metrics. The engine is asked for metrics once a second at most: whoever
+//          comes meanwhile gets the same text.
 // Socket   DIR/PID.TAG.sock. DIR is made with mode 0700 and must belong to its owner alone. A visitor must be the same
 //          user or root; the kernel says who the visitor is (SO_PEERCRED). Sockets of ended processes are removed.
-// Bounds   A visitor has 2 s to ask and 2 s to take the answer. 16 visitors at a time. A slow answer delays nobody.
+// Bounds   A visitor has 2 s to ask and 2 s to take the answer. 16 visitors of the socket and 16 of the port at a time.
+//          A slow answer delays nobody.
 // Threads  any; `answer` and `metrics` run on threads of the outlet.
 // Fork     a forked child leaks the outlet: the outlet's thread does not exist there. Descriptors are closed there.
 #pragma once
@@ -20,6 +22,7 @@
 #include <string>
 #include <thread>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/descriptor.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
@@ -60,6 +63,7 @@ class Outlet : core::Pinned {
   core::Status open_port();
   void run();
   void serve(core::Descriptor visitor, bool http);
+  std::string recent_metrics();
   void write_file();
 
   const OutletOptions options_;
@@ -72,8 +76,12 @@ class Outlet : core::Pinned {
   struct Visitors {  // shared with the threads that serve them
     std::mutex mutex;
     std::condition_variable left;
-    int count = 0;
+    int of_socket = 0;
+    int of_port = 0;
   };
+  std::mutex metrics_mutex_;
+  std::string metrics_;  // as they were at metrics_at_
+  core::TimePoint metrics_at_{};
   const std::shared_ptr<Visitors> visitors_ = std::make_shared<Visitors>();
   std::thread thread_;
 };

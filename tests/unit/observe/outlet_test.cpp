@@ -8,14 +8,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 
 namespace {
 
@@ -182,4 +185,36 @@ TEST_CASE("observe/outlet: a port that is taken is an error that names it", "[ob
   const auto second = observe::Outlet::open(o);
   REQUIRE_FALSE(second.is_ok());
   CHECK(std::string(second.status().message()).find("127.0.0.1:" + std::to_string(o.listen_port)) != std::string::npos);
+}
+
+TEST_CASE(
+    "observe/outlet: metrics are made once a second at most, and who asks for them shuts the owner out of nothing",
+    "[observe][fast]") {
+  test::MovableClock clock;
+  const Folder folder;
+  std::atomic<int> made{0};
+  observe::OutletOptions o = options_in(folder.path + "/see");
+  o.listen_host = "127.0.0.1";
+  o.metrics = [&] { return "a " + std::to_string(++made) + "\n"; };
+  auto outlet = observe::Outlet::open(std::move(o));
+  REQUIRE(outlet.is_ok());
+  const auto visit = [&] {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<std::uint16_t>(outlet.value()->port()));
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    REQUIRE(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+    return fd;
+  };
+  const std::string question = "GET /metrics HTTP/1.1\r\n\r\n";
+  CHECK(converse(visit(), question).find("a 1\n") != std::string::npos);
+  CHECK(converse(visit(), question).find("a 1\n") != std::string::npos);
+  clock.pass(core::from_seconds(1.5));
+  CHECK(converse(visit(), question).find("a 2\n") != std::string::npos);
+  std::vector<int> silent;
+  for (int i = 0; i < 20; ++i) silent.push_back(visit());
+  for (int i = 0; i < 16; ++i)  // the last ones are hung up on: then the others have their places
+    CHECK(converse(connect_to(outlet.value()->socket_path()), "job\n") == "you said job");
+  for (const int fd : silent) ::close(fd);
 }

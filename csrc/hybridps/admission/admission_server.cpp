@@ -285,8 +285,8 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
   const std::uint8_t* job = mine.value().data() + 8;
   const std::uint8_t* server = theirs.data() + 8;
-  if (!equal(mac_of(token, "server", job, server), theirs.data() + kHelloBytes)) {
-    const bool has_none = equal(mac_of("", "server", job, server), theirs.data() + kHelloBytes);
+  if (!tls::is_equal(mac_of(token, "server", job, server), theirs.data() + kHelloBytes)) {
+    const bool has_none = tls::is_equal(mac_of("", "server", job, server), theirs.data() + kHelloBytes);
     return Status(Code::kInvalidArgument, where +
                                               (token.empty() ? " asks for a token, and this job has none"
                                                : has_none    ? " has no token, and this job has one"
@@ -311,7 +311,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   if (Status status = read_all(line, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
       !status.is_ok())
     return status;
-  if (!equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
+  if (!tls::is_equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
   const std::uint8_t code = answer.front();
   answer.erase(answer.begin());
   if (code == 0) return answer;

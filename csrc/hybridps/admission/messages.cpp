@@ -1,8 +1,5 @@
 #include "hybridps/admission/messages.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/rand.h>
 
 #include <algorithm>
@@ -15,17 +12,9 @@ using core::Status;
 
 Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
            const std::uint8_t* server_nonce, const Bytes& body) {
-  Bytes text(role.begin(), role.end());
-  text.insert(text.end(), job_nonce, job_nonce + kNonceBytes);
-  text.insert(text.end(), server_nonce, server_nonce + kNonceBytes);
-  text.insert(text.end(), body.begin(), body.end());
-  Mac mac{};
-  unsigned int bytes = 0;
-  HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), text.data(), text.size(), mac.data(), &bytes);
-  return mac;
+  return tls::hmac(tls::bytes_of(token),
+                   {tls::bytes_of(role), {job_nonce, kNonceBytes}, {server_nonce, kNonceBytes}, body});
 }
-
-bool equal(const Mac& mac, const std::uint8_t* other) { return CRYPTO_memcmp(mac.data(), other, kMacBytes) == 0; }
 
 void put_u32(Bytes& out, std::uint32_t value) {
   for (int i = 0; i < 4; ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
@@ -69,7 +58,7 @@ bool Visit::understand() {
       break;
     }
     case VisitState::kProof: {
-      if (!equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
+      if (!tls::is_equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
       if (length < 1 || length > kBodyBytesMax) return false;
@@ -78,7 +67,8 @@ bool Visit::understand() {
       break;
     }
     case VisitState::kBody: {
-      if (!equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data())) return false;
+      if (!tls::is_equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
+        return false;
       core::Result<Bytes> result = handler_(in_);
       Bytes answer;
       if (result.is_ok()) {

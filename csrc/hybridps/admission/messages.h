@@ -16,7 +16,6 @@
 //          answer from being reflected.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,6 +26,7 @@
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/tls/hmac.h"
 
 namespace hybridps::admission {
 
@@ -39,12 +39,11 @@ inline constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
 inline constexpr std::size_t kMacBytes = 32;
 inline constexpr std::size_t kBodyBytesMax = std::size_t{64} << 20;
 
-using Mac = std::array<std::uint8_t, kMacBytes>;
+using tls::Mac;
+static_assert(sizeof(Mac) == kMacBytes);
 
 Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
            const std::uint8_t* server_nonce, const Bytes& body = {});
-/// Compares in constant time; `other` has kMacBytes bytes.
-bool equal(const Mac& mac, const std::uint8_t* other);
 void put_u32(Bytes& out, std::uint32_t value);
 std::uint32_t get_u32(const std::uint8_t* at);
 /// A first message with a fresh nonce.

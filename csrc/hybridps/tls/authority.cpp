@@ -1,14 +1,12 @@
 #include "hybridps/tls/authority.h"
 
 #include <openssl/err.h>
-#include <openssl/hmac.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "hybridps/tls/authority_impl.h"
 
@@ -27,17 +25,6 @@ constexpr const char* kFirstDay = "19700101000000Z";
 constexpr const char* kLastDay = "99991231235959Z";
 /// Of certificates that a peer may send. Ours have some 300 bytes.
 constexpr long kCertificateBytesMax = 4096;
-
-Mac hmac(std::span<const std::uint8_t> key, std::span<const std::uint8_t> text) {
-  Mac mac{};
-  unsigned int bytes = 0;
-  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(), mac.data(), &bytes);
-  return mac;
-}
-
-std::span<const std::uint8_t> bytes_of(std::string_view text) {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
-}
 
 Status refused(const char* what) {
   return {Code::kInternal, std::string("OpenSSL cannot make ") + what + ": " + openssl_text()};
@@ -114,10 +101,10 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::
   if (!ssl.is_ok()) return ssl.status();
   auto state = std::make_unique<AuthorityState>();
   state->ssl = ssl.value();
-  state->key = key_from(hmac(bytes_of(token), bytes_of(kAuthorityLabel)));
+  state->key = key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)}));
   if (state->key) state->certificate = make_certificate(kAuthorityName, state->key.get(), state->key.get(), true);
   if (!state->certificate) return refused("the certificate of the job");
-  state->seal_key = hmac(bytes_of(token), bytes_of(kSealLabel));
+  state->seal_key = hmac(bytes_of(token), {bytes_of(kSealLabel)});
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
 }
 
@@ -151,10 +138,8 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
 }
 
 Mac Authority::seal(std::string_view key, std::span<const std::uint8_t> value) const {
-  std::vector<std::uint8_t> text(key.begin(), key.end());
-  text.push_back(0);  // no key has this byte
-  text.insert(text.end(), value.begin(), value.end());
-  return hmac(state_->seal_key, text);
+  constexpr std::uint8_t kEnd = 0;  // no key has this byte
+  return hmac(state_->seal_key, {bytes_of(key), {&kEnd, 1}, value});
 }
 
 }  // namespace hybridps::tls

@@ -21,12 +21,12 @@
 
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
+#include "hybridps/tls/hmac.h"
 
 namespace hybridps::tls {
 
 /// The first 16 bytes of the SHA-256 of a certificate (DER).
 using PeerId = std::array<std::byte, 16>;
-using Mac = std::array<std::uint8_t, 32>;
 
 /// What a listener proves itself with, and what it asks of its peers.
 class Identity : core::Pinned {

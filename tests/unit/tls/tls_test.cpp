@@ -309,5 +309,20 @@ TEST_CASE("tls: a sealed store takes values of holders of the token only, each u
   CHECK(plain->try_get("group/failed").is_ok());
 }
 
+TEST_CASE("tls: HMAC-SHA256 is that of RFC 4231, in any parts, also without a key", "[tls][fast]") {
+  const auto hex = [](const Mac& mac) {
+    std::string text;
+    for (const std::uint8_t byte : mac) {
+      text += "0123456789abcdef"[byte >> 4];
+      text += "0123456789abcdef"[byte & 15];
+    }
+    return text;
+  };
+  const std::string expected = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";  // test case 2
+  CHECK(hex(hmac(bytes_of("Jefe"), {bytes_of("what do ya want for nothing?")})) == expected);
+  CHECK(hex(hmac(bytes_of("Jefe"), {bytes_of("what do ya"), {}, bytes_of(" want for nothing?")})) == expected);
+  CHECK(hex(hmac({}, {})) == "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
+}
+
 }  // namespace
 }  // namespace hybridps::tls

@@ -323,16 +323,17 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
 // ------------------------------------------------------------------------------------------------------------
 
 struct AdmissionServer::Guest : core::Pinned {
-  Guest(int f, const std::string& token, const Handler& handler)
-      : line(f), visit(token, handler), deadline(core::Deadline::after(kStrangerPatience)) {}
+  Guest(int f, const std::string& token, const Handler& handler, std::size_t body_bytes_max)
+      : line(f), visit(token, handler, body_bytes_max), deadline(core::Deadline::after(kStrangerPatience)) {}
   Line line;
   Visit visit;
   core::Deadline deadline;
   std::size_t written = 0;
+  bool is_reading_much = false;  // has one of the kLargeBodiesMax places
 };
 
 core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Address& listen, Secret secret,
-                                                                     Handler handler) {
+                                                                     Handler handler, std::size_t body_bytes_max) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -340,7 +341,8 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
   if (const int code = getaddrinfo(listen.host.c_str(), std::to_string(listen.port).c_str(), &hints, &found); code != 0)
     return Status(Code::kInvalidArgument, "cannot listen on " + listen.text() + ": " + gai_strerror(code));
   const Addresses addresses(found);
-  std::unique_ptr<AdmissionServer> admission(new AdmissionServer(std::move(secret), std::move(handler)));
+  std::unique_ptr<AdmissionServer> admission(
+      new AdmissionServer(std::move(secret), std::move(handler), body_bytes_max));
   if (admission->secret_.authority) {
     auto identity = admission->secret_.authority->make_identity();
     if (!identity.is_ok()) return identity.status();
@@ -389,8 +391,11 @@ void AdmissionServer::run() {
   for (;;) {
     const bool pausing = core::Clock::now() < accept_again;
     events.assign({{wake_.get(), POLLIN, 0}, {pausing ? -1 : listen_fd_, POLLIN, 0}});
+    // A guest whose large body has to wait is not listened to meanwhile.
     for (const Guest& guest : guests)
-      events.push_back({guest.line.socket.fd,
+      events.push_back({guest.visit.has_large_body() && !guest.is_reading_much && large_bodies_ >= kLargeBodiesMax
+                            ? -1
+                            : guest.line.socket.fd,
                         static_cast<short>(guest.written < guest.visit.output().size() ||
                                                    (guest.line.channel && guest.line.channel->has_unsent())
                                                ? POLLOUT
@@ -409,6 +414,7 @@ void AdmissionServer::run() {
         continue;
       }
       if (!at->visit.is_answered()) refuse(*at);
+      leave(*at);
       at = guests.erase(at);
     }
     if ((events[1].revents & POLLIN) == 0) continue;
@@ -430,12 +436,17 @@ void AdmissionServer::run() {
             std::find_if(guests.begin(), guests.end(), [](const Guest& guest) { return !guest.visit.is_proven(); });
         if (victim == guests.end()) victim = guests.begin();
         stats_.refused.fetch_add(1, std::memory_order_relaxed);
+        leave(*victim);
         guests.erase(victim);
       }
-      guests.emplace_back(fd, secret_.token, handler_);
+      guests.emplace_back(fd, secret_.token, handler_, body_bytes_max_);
       if (!guests.back().line.encrypt(identity_, tls::TlsChannel::Side::kAccepts).is_ok()) guests.pop_back();
     }
   }
+}
+
+void AdmissionServer::leave(const Guest& guest) {
+  if (guest.is_reading_much) --large_bodies_;
 }
 
 void AdmissionServer::refuse(const Guest& guest) {
@@ -467,6 +478,11 @@ bool AdmissionServer::serve(Guest& guest) {
     if (guest.visit.is_answered()) {
       stats_.answered.fetch_add(1, std::memory_order_relaxed);
       return false;
+    }
+    if (guest.visit.has_large_body() && !guest.is_reading_much) {
+      if (large_bodies_ >= kLargeBodiesMax) return true;
+      guest.is_reading_much = true;
+      ++large_bodies_;
     }
     std::array<std::uint8_t, 16384> part;
     const ssize_t got = guest.line.receive(part.data(), std::min(part.size(), guest.visit.wanted()));

@@ -72,8 +72,11 @@ class AdmissionServer : core::Pinned {
   /// Runs on the admission server's thread.
   using Handler = admission::Handler;
 
-  /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources: the text says what to do.
-  static core::Result<std::unique_ptr<AdmissionServer>> open(const Address& listen, Secret secret, Handler handler);
+  /// Listens at once; port 0: the kernel chooses. kInvalidArgument or kOutOfResources: the text says what to do. A
+  /// request has `body_bytes_max` at most, and kLargeBodiesMax requests above kLargeBytes are read at a time.
+  static core::Result<std::unique_ptr<AdmissionServer>> open(const Address& listen, Secret secret, Handler handler,
+                                                             std::size_t body_bytes_max = kBodyBytesMax);
+  static constexpr std::size_t kLargeBodiesMax = 4;
   ~AdmissionServer();
 
   int port() const noexcept { return port_; }
@@ -81,14 +84,18 @@ class AdmissionServer : core::Pinned {
 
  private:
   struct Guest;
-  AdmissionServer(Secret secret, Handler handler) : secret_(std::move(secret)), handler_(std::move(handler)) {}
+  AdmissionServer(Secret secret, Handler handler, std::size_t body_bytes_max)
+      : secret_(std::move(secret)), handler_(std::move(handler)), body_bytes_max_(body_bytes_max) {}
   void run();
   bool serve(Guest& guest);
   void refuse(const Guest& guest);
+  void leave(const Guest& guest);
 
   const Secret secret_;
   std::shared_ptr<const tls::Identity> identity_;  // null: in clear
   const Handler handler_;
+  const std::size_t body_bytes_max_;
+  std::size_t large_bodies_ = 0;  // guests whose large body is being read
   int listen_fd_ = -1;
   core::EventFd wake_;
   int port_ = 0;

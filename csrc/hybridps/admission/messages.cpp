@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "hybridps/core/log.h"
+
 namespace hybridps::admission {
 
 using core::Code;
@@ -61,7 +63,10 @@ bool Visit::understand() {
       if (!tls::is_equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
-      if (length < 1 || length > kBodyBytesMax) return false;
+      if (length > body_bytes_max_)
+        core::log_warn("refused a request of ", length, " bytes: this server takes ", body_bytes_max_,
+                       " at most; start it with more --memory");
+      if (length < 1 || length > body_bytes_max_) return false;
       state_ = VisitState::kBody;
       wanted_ = length;
       break;

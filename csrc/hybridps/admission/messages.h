@@ -38,6 +38,7 @@ inline constexpr std::size_t kNonceBytes = 36;
 inline constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
 inline constexpr std::size_t kMacBytes = 32;
 inline constexpr std::size_t kBodyBytesMax = std::size_t{64} << 20;
+inline constexpr std::size_t kLargeBytes = std::size_t{64} << 10;
 
 using tls::Mac;
 static_assert(sizeof(Mac) == kMacBytes);
@@ -56,7 +57,8 @@ using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
 class Visit : core::Pinned {
  public:
   /// `token` and `handler` must outlive the Visit.
-  Visit(const std::string& token, const Handler& handler) : token_(token), handler_(handler) {}
+  Visit(const std::string& token, const Handler& handler, std::size_t body_bytes_max = kBodyBytesMax)
+      : token_(token), handler_(handler), body_bytes_max_(body_bytes_max) {}
 
   /// Takes the visitor's next bytes, at most wanted(). False: the conversation is over; drop the visitor.
   bool input(std::span<const std::uint8_t> bytes);
@@ -66,6 +68,8 @@ class Visit : core::Pinned {
   const Bytes& output() const noexcept { return out_; }
   /// The visitor has proven that it holds the token.
   bool is_proven() const noexcept { return state_ == VisitState::kBody || state_ == VisitState::kAnswered; }
+  /// The body of the request is on its way, and has more than kLargeBytes.
+  bool has_large_body() const noexcept { return state_ == VisitState::kBody && wanted_ > kLargeBytes; }
   bool is_answered() const noexcept { return state_ == VisitState::kAnswered; }
   /// The visitor speaks this protocol, but has not proven that it holds the token. Such a visitor is a job with another
   /// token, which hangs up when it sees our mac.
@@ -77,6 +81,7 @@ class Visit : core::Pinned {
 
   const std::string& token_;
   const Handler& handler_;
+  const std::size_t body_bytes_max_;
   VisitState state_ = VisitState::kHello;
   Bytes in_;
   std::size_t wanted_ = kHelloBytes;

@@ -57,6 +57,9 @@ schedule::Topology served_topology(const bootstrap::Roster& roster, int before, 
   return topology.with_weights(std::move(weights)).with_server_regions(std::move(regions));
 }
 
+// A request may have a sixteenth of the memory, but at least this: enough for the roster of 1,000 ranks.
+constexpr std::uint64_t kBodyBytesMin = std::uint64_t{4} << 20;
+
 /// What a job may use of one engine.
 struct JobBudget {
   explicit JobBudget(std::uint64_t share) {
@@ -334,8 +337,9 @@ class ServerHostImpl final : public ServerHost {
       shards_.push_back(std::move(shard).value());
     }
     threads.warn_of_idle();
-    auto admission = admission::AdmissionServer::open(options.listen, options.secret,
-                                                      [this](const admission::Bytes& body) { return answer(body); });
+    auto admission = admission::AdmissionServer::open(
+        options.listen, options.secret, [this](const admission::Bytes& body) { return answer(body); },
+        std::clamp<std::uint64_t>(options.memory_bytes / 16, kBodyBytesMin, admission::kBodyBytesMax));
     if (!admission.is_ok()) return admission.status();
     admission_ = std::move(admission).value();
     return Status::ok();

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -330,4 +332,72 @@ TEST_CASE("admission: without a free descriptor it waits and goes on later", "[a
   CHECK(seconds < 0.25);  // it does not spin
   const auto answer = admission::ask({"127.0.0.1", admission->port()}, "token", bytes("x"), soon());
   REQUIRE(answer.is_ok());
+}
+
+TEST_CASE("admission: few large requests are read at a time, small ones pass them, and one beyond the limit is refused",
+          "[admission][fast]") {
+  std::atomic<int> answered{0};
+  auto server = AdmissionServer::open(
+                    {"127.0.0.1", 0}, "secret",
+                    [&](const Bytes& body) -> core::Result<Bytes> {
+                      ++answered;
+                      return bytes(std::to_string(body.size()));
+                    },
+                    std::size_t{1} << 20)
+                    .value();
+  const Address there{"127.0.0.1", server->port()};
+  constexpr std::size_t kLarge = std::size_t{900} << 10;
+  // Guests that prove the token, announce a large body, and send all but its last byte: a socket takes only some of it
+  // where it is not read.
+  struct LargeGuest {
+    int fd = -1;
+    Bytes rest;
+    std::size_t sent = 0;
+    bool push() {
+      while (sent < rest.size()) {
+        const ssize_t put = ::send(fd, rest.data() + sent, rest.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (put <= 0) return false;
+        sent += static_cast<std::size_t>(put);
+      }
+      return true;
+    }
+  };
+  const auto arrive = [&](std::size_t bytes_of_body) {
+    LargeGuest guest;
+    guest.fd = raw_connection(server->port());
+    int small = 16384;
+    setsockopt(guest.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    const Bytes hello = admission::hello().value();
+    REQUIRE(::send(guest.fd, hello.data(), hello.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(hello.size()));
+    Bytes theirs(admission::kHelloBytes + admission::kMacBytes);
+    REQUIRE(::recv(guest.fd, theirs.data(), theirs.size(), MSG_WAITALL) == static_cast<ssize_t>(theirs.size()));
+    const Bytes body(bytes_of_body, 7);
+    const admission::Mac proof = admission::mac_of("secret", "job", hello.data() + 8, theirs.data() + 8);
+    const admission::Mac seal = admission::mac_of("secret", "request", hello.data() + 8, theirs.data() + 8, body);
+    guest.rest.assign(proof.begin(), proof.end());
+    guest.rest.insert(guest.rest.end(), seal.begin(), seal.end());
+    admission::put_u32(guest.rest, static_cast<std::uint32_t>(body.size()));
+    guest.rest.insert(guest.rest.end(), body.begin(), body.end() - 1);
+    return guest;
+  };
+  std::vector<LargeGuest> guests;
+  for (int i = 0; i < 6; ++i) guests.push_back(arrive(kLarge));
+  const auto all_read = [&] {
+    return std::count_if(guests.begin(), guests.end(), [](LargeGuest& guest) { return guest.push(); });
+  };
+  for (int i = 0; i < 400 && all_read() < 4; ++i) usleep(5000);
+  for (int i = 0; i < 40; ++i) {
+    usleep(5000);
+    all_read();
+  }
+  CHECK(all_read() == 4);
+  CHECK(admission::ask(there, "secret", bytes("small"), soon()).value() == bytes("5"));
+  for (LargeGuest& guest : guests)
+    if (guest.push()) ::send(guest.fd, "\7", 1, MSG_NOSIGNAL);
+  for (int i = 0; i < 400 && all_read() < 6; ++i) usleep(5000);
+  CHECK(all_read() == 6);
+  CHECK(answered == 5);
+  for (const LargeGuest& guest : guests) ::close(guest.fd);
+  const auto refused = admission::ask(there, "secret", Bytes((std::size_t{1} << 20) + 1, 7), soon());
+  CHECK_FALSE(refused.is_ok());
 }

@@ -390,9 +390,14 @@ flow::Delivery Runtime::with_cost(const wire::Message& message, transport::RxPay
   if (data == nullptr || payload.bytes() == 0) return {std::move(payload), outbox_.get(), source, 0};
   // The cost as the sender counted it: its slots may be larger than ours, or than its whole allowance.
   flow::Delivery delivery{std::move(payload), outbox_.get(), source, data->cost, data->permit};
+  // The payloads of a local peer lie in its own memory. Packed and coded ones are checked before they are used.
+  const KnownPeer* const peer = peers_.find(source);
+  const bool is_local = peer != nullptr && peer->record.local;
+  const bool is_copied =
+      is_local && (data->packed != wire::kNotPacked || data->chunk.signature.coding != wire::Coding::kPlain);
+  if (is_copied) delivery.own();
   delivery.set_packed(data->packed);
-  // The payloads of a local peer lie in its own memory.
-  if (const KnownPeer* const peer = peers_.find(source); peer != nullptr && !peer->record.local) delivery.hold();
+  if (peer != nullptr && (!is_local || is_copied)) delivery.hold();
   return delivery;
 }
 

@@ -115,6 +115,8 @@ class Delivery {
   /// Null: the elements lie in data(). Else the payload is packed, and this expands data() to elements of dtype().
   const compress::Exact* format() const noexcept { return format_; }
   core::DType dtype() const noexcept { return dtype_; }
+  /// Copies the payload out of memory that its sender can still write: what was checked is then what is used.
+  void own();
   /// From now on the payload counts as held for its source, until its end of life.
   void hold() noexcept;
   void reset() noexcept;

@@ -37,6 +37,15 @@ void Delivery::set_packed(std::uint8_t packed) noexcept {
   element_bytes_ = bytes;
 }
 
+void Delivery::own() {
+  if (payload_.bytes() == 0) return;
+  auto* const copy = new std::byte[payload_.bytes()];  // deleted by the RxPayload
+  std::memcpy(copy, payload_.data(), payload_.bytes());
+  payload_ = transport::RxPayload(
+      copy, payload_.bytes(),
+      [](void* bytes, void*, std::uint64_t) noexcept { delete[] static_cast<std::byte*>(bytes); }, copy, nullptr);
+}
+
 void Delivery::hold() noexcept {
   held_ = static_cast<std::int64_t>(payload_.bytes());
   outbox_->hold(source_, held_);

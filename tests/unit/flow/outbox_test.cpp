@@ -1,5 +1,6 @@
 #include "hybridps/flow/outbox.h"
 
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -896,4 +897,32 @@ TEST_CASE("flow/outbox: a permit is paid for the most that a chunk can be on the
   CHECK(rig.owner.permitted == Chunks{0, 1});
   rig.outbox->cancel(unused);
   CHECK(rig.probe() == 2);
+}
+
+TEST_CASE("flow/outbox: a payload that its sender could still change is copied, and its credit comes once",
+          "[flow][fast]") {
+  Rig rig;
+  std::array<std::byte, 4> theirs{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
+  int released = 0;
+  const core::EngineId source{77};
+  {
+    flow::Delivery delivery(
+        transport::RxPayload(
+            theirs.data(), theirs.size(),
+            [](void* count, void*, std::uint64_t) noexcept { ++*static_cast<int*>(count); }, &released, nullptr),
+        rig.outbox.get(), source, 0);
+    delivery.own();
+    delivery.hold();
+    CHECK(released == 1);
+    theirs[2] = std::byte{99};
+    CHECK(delivery.data() != theirs.data());
+    CHECK(delivery.data()[2] == std::byte{3});
+    CHECK(delivery.bytes() == 4);
+    CHECK(rig.outbox->held(source) == 4);
+    flow::Delivery moved = std::move(delivery);
+    CHECK(moved.data()[3] == std::byte{4});
+    CHECK(rig.outbox->held(source) == 4);
+  }
+  CHECK(released == 1);
+  CHECK(rig.outbox->held(source) == 0);
 }

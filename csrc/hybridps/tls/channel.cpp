@@ -63,6 +63,7 @@ struct TlsChannel::Ssl {
     else if (got < 0)
       channel.error_ = errno;
     channel.is_drained_ = got < bytes;
+    if (got > 0) channel.read_ += static_cast<std::uint64_t>(got);
     if (got > 0 && !channel.is_open_) channel.came_ += static_cast<std::size_t>(got);
     return static_cast<int>(got);
   }
@@ -125,6 +126,9 @@ int TlsChannel::failed(int result) {
   if (has_ended_ || why == SSL_ERROR_ZERO_RETURN) return 0;
   if (why_.empty()) {
     const long verified = ssl_->library.get_verify_result(ssl_->object);
+    // OpenSSL's errors above this are alerts of the other side.
+    is_of_another_job_ =
+        !is_open_ && (verified != X509_V_OK || ERR_GET_REASON(ERR_peek_error()) > SSL_AD_REASON_OFFSET);
     why_ = verified != X509_V_OK ? "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same?"
                                  : "TLS: " + openssl_text();
   }
@@ -247,6 +251,14 @@ ssize_t TlsChannel::send(const iovec* parts, std::size_t count) {
   return static_cast<ssize_t>(taken);
 }
 
+void TlsChannel::note_partial(bool is_partial) {
+  if (!is_partial)
+    partial_since_ = {};
+  else if (partial_since_ == core::TimePoint{} || read_ != read_at_partial_)
+    partial_since_ = core::Clock::now();
+  read_at_partial_ = read_;
+}
+
 ssize_t TlsChannel::receive(const iovec* parts, std::size_t count) {
   if (!shake()) return has_ended_ && errno == ECONNRESET ? 0 : -1;
   std::size_t given = 0;
@@ -261,11 +273,13 @@ ssize_t TlsChannel::receive(const iovec* parts, std::size_t count) {
                                        static_cast<int>(parts[i].iov_len - at));
     if (got <= 0) {
       const int why = failed(got);
+      note_partial(why == EAGAIN && ssl_->library.has_pending(ssl_->object) != 0);
       if (given > 0) break;  // the next call tells
       if (why == 0) return 0;
       errno = why;
       return -1;
     }
+    partial_since_ = {};
     given += static_cast<std::size_t>(got);
     at += static_cast<std::size_t>(got);
     if (is_drained_ && ssl_->library.has_pending(ssl_->object) == 0) break;  // the socket was empty

@@ -18,6 +18,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hybridps/core/clock.h"
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/tls/authority.h"
@@ -59,6 +61,14 @@ class TlsChannel : core::Pinned {
   bool is_open() const noexcept { return is_open_; }
   /// Only of an open channel.
   const PeerId& peer() const noexcept { return peer_; }
+  /// The other side has shown no certificate of this job, or has refused ours: it has another token.
+  bool is_of_another_job() const noexcept { return is_of_another_job_; }
+  /// A part of a record has come, and nothing more for kRecordWithin. Its length was changed on the way, or the path
+  /// has stopped.
+  bool waits_too_long(core::TimePoint now) const noexcept {
+    return partial_since_ != core::TimePoint{} && now - partial_since_ > kRecordWithin;
+  }
+  static constexpr core::Duration kRecordWithin = std::chrono::seconds(10);
   /// The channel is over; receive() and send() tell why.
   bool has_failed() const noexcept { return error_ != 0 || !why_.empty(); }
   /// After EPROTO: what was wrong.
@@ -76,6 +86,7 @@ class TlsChannel : core::Pinned {
   /// False: errno says why not all has left.
   bool flush();
   bool seal(const std::byte* data, std::size_t bytes);
+  void note_partial(bool is_partial);
 
   const std::shared_ptr<const Identity> identity_;
   const int socket_;
@@ -83,7 +94,11 @@ class TlsChannel : core::Pinned {
   bool is_open_ = false;
   bool has_ended_ = false;  // the other side has closed the connection
   bool is_clear_ = false;
-  bool is_drained_ = false;    // the last read found the socket empty
+  bool is_drained_ = false;  // the last read found the socket empty
+  bool is_of_another_job_ = false;
+  core::TimePoint partial_since_{};  // a part of a record waits for the rest, of which nothing has come since
+  std::uint64_t read_ = 0;           // bytes from the socket
+  std::uint64_t read_at_partial_ = 0;
   std::size_t came_ = 0;       // bytes before the channel was open
   int error_ = 0;              // errno of the socket
   std::uint64_t records_ = 0;  // with the present key

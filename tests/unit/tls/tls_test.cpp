@@ -14,6 +14,7 @@
 #include "hybridps/tls/channel.h"
 #include "hybridps/tls/sealed_store.h"
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 
 namespace hybridps::tls {
 namespace {
@@ -322,6 +323,38 @@ TEST_CASE("tls: HMAC-SHA256 is that of RFC 4231, in any parts, also without a ke
   CHECK(hex(hmac(bytes_of("Jefe"), {bytes_of("what do ya want for nothing?")})) == expected);
   CHECK(hex(hmac(bytes_of("Jefe"), {bytes_of("what do ya"), {}, bytes_of(" want for nothing?")})) == expected);
   CHECK(hex(hmac({}, {})) == "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
+}
+
+TEST_CASE("tls: a record whose length was made longer does not wait for ever", "[tls][fast]") {
+  test::MovableClock clock;
+  const auto a = identity(authority());
+  Wire wire(a, a);
+  wire.shake();
+  REQUIRE(wire.ends[1]->is_open());
+  REQUIRE(wire.write(0, "all of it") > 0);
+  std::vector<std::byte> record = wire.take(0);
+  REQUIRE(record.size() > 5);
+  const auto late = [&] { return wire.ends[1]->waits_too_long(core::Clock::now()); };
+  std::vector<std::byte> rest(record.begin() + 7, record.end());
+  bool is_spoilt = false;
+  SECTION("it comes late, but whole") {}
+  SECTION("it never comes") {
+    is_spoilt = true;
+    record[4] ^= std::byte{0x40};
+  }
+  record.resize(7);
+  wire.give(1, record);
+  CHECK(wire.read(1).empty());
+  CHECK(wire.error == EAGAIN);
+  clock.pass(core::from_seconds(9));
+  CHECK_FALSE(late());
+  wire.give(1, rest);
+  CHECK(wire.read(1).empty() == is_spoilt);
+  clock.pass(core::from_seconds(9));
+  CHECK_FALSE(late());  // something has come meanwhile
+  CHECK(wire.read(1).empty());
+  clock.pass(core::from_seconds(2));
+  CHECK(late() == is_spoilt);
 }
 
 }  // namespace

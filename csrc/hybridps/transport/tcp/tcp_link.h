@@ -81,6 +81,7 @@ struct TcpLink : core::Pinned {
   std::string why;            // it broke
   int losses = 0;             // in a row, without progress between them
   bool was_closed = false;    // the peer's own kernel had closed it
+  int cuts = 0;               // in a row, in the middle of a TLS handshake
   core::TimePoint met_at{};   // of a session that the peer has begun
   bool lacks = false;         // the wait is for descriptors, of this process or of the peer
   // The session's counts when this connection began.

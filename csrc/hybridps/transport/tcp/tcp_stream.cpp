@@ -200,6 +200,7 @@ void TcpTransportImpl::go_on(TcpLink& link) {
     link.name = known != names_.end() ? known->second : core::make_engine_id();
   }
   link.lacks = false;
+  link.cuts = 0;
   if (std::exchange(link.was_open, true)) {
     ++link.resumptions;
     static core::LogRate rate(core::from_seconds(10));

@@ -33,8 +33,11 @@ namespace {
 constexpr std::size_t kGreetingsMax = 1024;
 constexpr int kBacklog = 4096;
 constexpr std::size_t kUnnamedMax = 256;
+/// A peer that has cut so many TLS handshakes in a row does so for another reason than its descriptors.
+constexpr int kCutsMax = 20;
 /// Memory for payloads goes back after so long without use, twice as long at most.
 constexpr core::Duration kTrimEvery = core::from_seconds(60);
+constexpr core::Duration kLookAtRecordsEvery = core::from_seconds(1);
 /// After one of two sessions with a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
@@ -316,8 +319,16 @@ std::size_t TcpTransportImpl::progress() {
 bool TcpTransportImpl::arm() {
   if (in_child()) return true;
   if (!listed_.empty() || !unread_.empty() || !completions_.empty() || !attention_.empty()) return false;
-  if (greeting_.empty() && rx_pool_->bytes_mapped() == 0) return true;
+  if (greeting_.empty() && rx_pool_->bytes_mapped() == 0 && !identity_) return true;
   const core::TimePoint now = core::Clock::now();
+  if (identity_ && now >= looks_at_records_) {
+    looks_at_records_ = now + kLookAtRecordsEvery;
+    for (const auto& link : links_)
+      if (link->state == TcpLink::LinkState::kOpen && link->channel && link->channel->waits_too_long(now))
+        on_lost(*link,
+                "the connection (" + name_ + ") to " + link->to + " brought a part of a TLS record, and no rest of it",
+                Loss::kOther);
+  }
   if (!greeting_.empty()) expire_greetings(now);
   if (now >= trims_at_) {
     if (trims_at_ != core::TimePoint{}) rx_pool_->trim();
@@ -421,7 +432,11 @@ void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
                    ") small packets arrive, and full ones do not: the MTU of a network on "
                    "the way is smaller than that of this host's card. Smaller packets are used from now on; lower the "
                    "card's MTU, or let ICMP \"fragmentation needed\" through");
-  if (is_new && is_lack(error))
+  // A side that needs the descriptor cuts a handshake, and cannot say so: its words would be taken for TLS.
+  const bool is_cut = link.state == TcpLink::LinkState::kGreeted && link.channel && !link.channel->is_open() &&
+                      (by_peer || error == ECONNRESET) && link.cuts < kCutsMax;
+  if (is_cut) ++link.cuts;
+  if (is_cut || (is_new && is_lack(error)))
     dial_later(link, kAgainAfter, /*lacks=*/true);
   else if (error == ECONNREFUSED && (link.was_reached || link.was_closed))
     on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);  // it has listened, and its host still answers

@@ -164,6 +164,7 @@ class TcpTransportImpl final : public TcpTransport {
   bool accepts_ = true;  // the listener is watched; false while there are no descriptors
   core::TimePoint accepts_again_{};
   core::TimePoint trims_at_{};
+  core::TimePoint looks_at_records_{};
   core::Descriptor spare_;  // reserve, given up for a moment to turn connections away
   std::size_t greetings_max_ = 0;
   Receiver* receiver_ = nullptr;

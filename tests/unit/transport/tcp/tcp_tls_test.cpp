@@ -182,6 +182,44 @@ TEST_CASE("transport/tcp tls: a side without descriptors says \"come again\" bef
   CHECK(pair->a.receiver.failures.empty());
 }
 
+TEST_CASE("transport/tcp tls: who is cut off in the middle of a handshake comes again, and has lost nothing",
+          "[transport][tls][fast]") {
+  TcpOptions options = tls_options();
+  options.redial_for = core::from_seconds(0.2);  // as a loss it would end: it is cut off for longer
+  auto pair = make_tcp_pair(options);
+  TcpAddress there = decode_tcp_address(pair->b.transport->address()).value();
+  core::Descriptor listener;
+  {
+    const core::ForkLock lock;
+    listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  }
+  there.socket = *parse_address("127.0.0.1", 0);
+  REQUIRE(::bind(listener.get(), there.socket.get(), there.socket.bytes) == 0);
+  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&there.socket.name), &there.socket.bytes) == 0);
+  REQUIRE(::listen(listener.get(), 64) == 0);
+  auto to_b = pair->a.transport->connect(pair->b.id, encode(there));
+  REQUIRE(to_b.is_ok());
+  REQUIRE(to_b.value()->send(numbered(1), {}, 0, {}).is_ok());
+  int cuts = 0;
+  const auto began = std::chrono::steady_clock::now();
+  REQUIRE(pair->run_until([&] {
+    const int guest = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (guest >= 0) {
+      for (int i = 0; i < 100; ++i) pair->a.progress();
+      std::array<std::byte, 4096> hello;
+      REQUIRE(::recv(guest, hello.data(), hello.size(), 0) > 100);  // its handshake has begun
+      const linger at_once{1, 0};
+      if (cuts % 2 == 0) (void)::setsockopt(guest, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      ::close(guest);
+      ++cuts;
+    }
+    return std::chrono::steady_clock::now() - began > std::chrono::seconds(1) && cuts >= 6;
+  }));
+  CHECK(pair->a.receiver.failures.empty());
+  CHECK(pair->a.transport->way(pair->b.id, encode(there)) == Way::kLacks);
+  CHECK(tcp(pair->a).counters().redials >= 6);
+}
+
 TEST_CASE("transport/tcp tls: \"come again\" in clear is heard, however early it comes", "[transport][tls][fast]") {
   TcpOptions options = tls_options();
   options.redial_for = core::from_seconds(0.2);

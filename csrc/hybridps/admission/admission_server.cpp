@@ -269,9 +269,13 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   const int on = 1;
   setsockopt(line.socket.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   if (secret.authority) {
-    const auto identity = secret.authority->make_identity();
-    if (!identity.is_ok()) return identity.status();
-    if (Status status = line.encrypt(identity.value(), tls::TlsChannel::Side::kDials); !status.is_ok()) return status;
+    std::shared_ptr<const tls::Identity> identity = secret.identity;
+    if (!identity) {
+      auto made = secret.authority->make_identity();
+      if (!made.is_ok()) return made.status();
+      identity = std::move(made).value();
+    }
+    if (Status status = line.encrypt(identity, tls::TlsChannel::Side::kDials); !status.is_ok()) return status;
   }
   const core::Result<Bytes> mine = hello();
   if (!mine.is_ok()) return mine.status();
@@ -329,6 +333,8 @@ struct AdmissionServer::Guest : core::Pinned {
   Visit visit;
   core::Deadline deadline;
   std::size_t written = 0;
+  sockaddr_storage from{};  // after a reset nobody could tell any more
+  socklen_t from_bytes = 0;
   bool is_reading_much = false;  // has one of the kLargeBodiesMax places
 };
 
@@ -419,7 +425,10 @@ void AdmissionServer::run() {
     }
     if ((events[1].revents & POLLIN) == 0) continue;
     for (int accepted = 0; accepted < 16; ++accepted) {
-      const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      sockaddr_storage from{};
+      socklen_t from_bytes = sizeof from;
+      const int fd =
+          ::accept4(listen_fd_, reinterpret_cast<sockaddr*>(&from), &from_bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd < 0) {
         // The connection stays in the queue, and poll() would report it again at once.
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -440,6 +449,8 @@ void AdmissionServer::run() {
         guests.erase(victim);
       }
       guests.emplace_back(fd, secret_.token, handler_, body_bytes_max_);
+      guests.back().from = from;
+      guests.back().from_bytes = from_bytes;
       if (!guests.back().line.encrypt(identity_, tls::TlsChannel::Side::kAccepts).is_ok()) guests.pop_back();
     }
   }
@@ -451,16 +462,14 @@ void AdmissionServer::leave(const Guest& guest) {
 
 void AdmissionServer::refuse(const Guest& guest) {
   stats_.refused.fetch_add(1, std::memory_order_relaxed);
-  if (!guest.visit.has_hung_up_at_token()) return;  // a stranger, not a job
+  const bool is_of_another_job = guest.line.channel && guest.line.channel->is_of_another_job();
+  if (!guest.visit.has_hung_up_at_token() && !is_of_another_job) return;  // a stranger, not a job
   static core::LogRate rate(core::from_seconds(10));
   const auto more = rate.permit();
   if (!more) return;
-  sockaddr_storage from{};
-  socklen_t length = sizeof from;
   std::array<char, NI_MAXHOST> text{};
-  const bool known = getpeername(guest.line.socket.fd, reinterpret_cast<sockaddr*>(&from), &length) == 0 &&
-                     getnameinfo(reinterpret_cast<const sockaddr*>(&from), length, text.data(), text.size(), nullptr, 0,
-                                 NI_NUMERICHOST) == 0;
+  const bool known = getnameinfo(reinterpret_cast<const sockaddr*>(&guest.from), guest.from_bytes, text.data(),
+                                 text.size(), nullptr, 0, NI_NUMERICHOST) == 0;
   core::log_warn("a job ", known ? "from " + std::string(text.data()) + " " : std::string(),
                  "was refused: it has another token, or none, or is of another version",
                  *more > 0 ? ", as " + std::to_string(*more) + " before it" : std::string());

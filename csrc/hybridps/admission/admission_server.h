@@ -48,12 +48,14 @@ core::Result<std::string> read_token(const std::string& token, const std::string
 /// What a job and its servers share.
 struct Secret {
   Secret() = default;
-  Secret(std::string text, std::shared_ptr<const tls::Authority> of = {})  // NOLINT: a token is a secret
-      : token(std::move(text)), authority(std::move(of)) {}
+  Secret(std::string text, std::shared_ptr<const tls::Authority> of = {},  // NOLINT: a token is a secret
+         std::shared_ptr<const tls::Identity> own = {})
+      : token(std::move(text)), authority(std::move(of)), identity(std::move(own)) {}
   Secret(const char* text) : token(text) {}  // NOLINT: the same
 
   std::string token;
   std::shared_ptr<const tls::Authority> authority;  // null: conversations go in clear
+  std::shared_ptr<const tls::Identity> identity;    // of this process; null: each conversation makes one
 };
 
 /// Sends one request and returns its answer. Waits until `deadline` at most, and 1 s for a connection to each address

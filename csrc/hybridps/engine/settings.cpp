@@ -47,7 +47,9 @@ core::Result<admission::Secret> read_secret(const core::Config& config) {
         "-hex 32 > FILE), and set HYBRIDPS_TOKEN_FILE=FILE");
   core::Result<std::shared_ptr<const tls::Authority>> authority = tls::Authority::from_token(token.value());
   if (!authority.is_ok()) return authority.status();
-  return admission::Secret(std::move(token).value(), std::move(authority).value());
+  core::Result<std::shared_ptr<const tls::Identity>> identity = authority.value()->make_identity();
+  if (!identity.is_ok()) return identity.status();
+  return admission::Secret(std::move(token).value(), std::move(authority).value(), std::move(identity).value());
 }
 
 std::shared_ptr<bootstrap::KeyValueStore> seal_as_set(std::shared_ptr<bootstrap::KeyValueStore> store) {

@@ -16,7 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
+#include "tests/support/clock.h"
 
 namespace {
 
@@ -400,4 +402,26 @@ TEST_CASE("admission: few large requests are read at a time, small ones pass the
   for (const LargeGuest& guest : guests) ::close(guest.fd);
   const auto refused = admission::ask(there, "secret", Bytes((std::size_t{1} << 20) + 1, 7), soon());
   CHECK_FALSE(refused.is_ok());
+}
+
+TEST_CASE("admission: in TLS the operator is told of a job with another token", "[admission][fast]") {
+  const auto secret = [](const std::string& token) {
+    const auto authority = tls::Authority::from_token(token).value();
+    return admission::Secret(token, authority, authority->make_identity().value());
+  };
+  test::MovableClock clock(test::MovableClock::Between::kGoesOn);
+  clock.pass(core::from_seconds(11));  // one such line in ten seconds
+  test::CapturedStderr said;
+  {
+    auto server = AdmissionServer::open({"127.0.0.1", 0}, secret("the token of this test"),
+                                        [](const Bytes&) -> core::Result<Bytes> { return bytes("yes"); })
+                      .value();
+    const Address there{"127.0.0.1", server->port()};
+    CHECK(admission::ask(there, secret("the token of this test"), bytes("?"), soon()).value() == bytes("yes"));
+    CHECK_FALSE(admission::ask(there, secret("another token of this test"), bytes("?"), soon()).is_ok());
+    for (int i = 0; i < 400 && server->stats().refused == 0; ++i) usleep(5000);
+  }
+  const std::string text = said.finish();
+  INFO(text);
+  CHECK(text.find("a job from 127.0.0.1 was refused: it has another token") != std::string::npos);
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -14,7 +15,7 @@ namespace hybridps::intranode::shm {
 namespace {
 
 constexpr std::array<char, 8> kMagic = {'h', 'y', 'b', 'r', 'i', 'd', 'p', 's'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::array<char, 4> kAddressMagic = {'H', 'P', 'S', 'M'};
 constexpr std::size_t kNameBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 static_assert(std::is_trivially_copyable_v<Packet>);
@@ -131,6 +132,20 @@ Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor,
   return Received::kPacket;
 }
 
+Nonce draw_nonce() {
+  const core::GroupUid bits = core::make_group_uid();
+  return {bits.high, bits.low};
+}
+
+tls::Mac mac_of(const Secret128& secret, MeetingRole role, const std::array<Nonce, 2>& nonces,
+                const std::array<std::uint64_t, 2>& ids) {
+  const auto bytes_of = [](const auto& words) {
+    return std::span(reinterpret_cast<const std::uint8_t*>(words.data()), sizeof words);
+  };
+  const std::string_view name = role == MeetingRole::kDialler ? "hybridps shm dialler" : "hybridps shm listener";
+  return tls::hmac(secret, {tls::bytes_of(name), bytes_of(nonces), bytes_of(ids)});
+}
+
 core::Descriptor listen_on(std::string_view name, int backlog, int& error) {
   core::Descriptor socket = make_socket();
   const UnixAddress where = abstract_address(name);
@@ -175,6 +190,7 @@ std::vector<std::byte> encode(const ShmAddress& address) {
   for (char c : kAddressMagic) bytes.push_back(static_cast<std::byte>(c));
   bytes.push_back(static_cast<std::byte>(kVersion));
   put_u64(bytes, address.engine.value);
+  for (const std::uint8_t byte : address.secret) bytes.push_back(static_cast<std::byte>(byte));
   bytes.push_back(static_cast<std::byte>(address.socket_name.size()));
   for (char c : address.socket_name) bytes.push_back(static_cast<std::byte>(c));
   put_u64(bytes, fnv1a(bytes));
@@ -182,7 +198,8 @@ std::vector<std::byte> encode(const ShmAddress& address) {
 }
 
 std::optional<ShmAddress> decode(std::span<const std::byte> bytes) {
-  constexpr std::size_t kFixedBytes = kAddressMagic.size() + 1 + 8 + 1;
+  constexpr std::size_t kSecretBytes = std::tuple_size_v<Secret128>;
+  constexpr std::size_t kFixedBytes = kAddressMagic.size() + 1 + 8 + kSecretBytes + 1;
   constexpr std::size_t kChecksumBytes = 8;
   if (bytes.size() < kFixedBytes + kChecksumBytes) return std::nullopt;
   const auto checked = bytes.first(bytes.size() - kChecksumBytes);
@@ -195,7 +212,8 @@ std::optional<ShmAddress> decode(std::span<const std::byte> bytes) {
   if (static_cast<std::uint32_t>(bytes[4]) != kVersion) return std::nullopt;
   ShmAddress address;
   address.engine.value = get_u64(bytes.subspan(5, 8));
-  const auto name_bytes = static_cast<std::size_t>(bytes[13]);
+  for (std::size_t i = 0; i < kSecretBytes; ++i) address.secret[i] = static_cast<std::uint8_t>(bytes[13 + i]);
+  const auto name_bytes = static_cast<std::size_t>(bytes[13 + kSecretBytes]);
   if (name_bytes == 0 || name_bytes > kNameBytesMax || bytes.size() != kFixedBytes + name_bytes) return std::nullopt;
   for (std::byte b : bytes.subspan(kFixedBytes)) address.socket_name.push_back(static_cast<char>(b));
   return address;

@@ -3,7 +3,8 @@
 // Model    fixed-size packets over SOCK_SEQPACKET. The hello carries three descriptors (control area, pool, eventfd).
 //          The sequence of packets is in README.md.
 // Trust    packets may come from any process of this host. receive_packet() checks size, magic and version; the caller
-//          checks the rest.
+//          checks the rest. Each transport has a secret in its address, which only members of its groups get. Both
+//          sides prove that they know the listener's secret before a descriptor is passed.
 #pragma once
 
 #include <array>
@@ -17,6 +18,7 @@
 
 #include "hybridps/core/ids.h"
 #include "hybridps/core/descriptor.h"
+#include "hybridps/tls/hmac.h"
 
 namespace hybridps::intranode::shm {
 
@@ -26,6 +28,7 @@ enum class PacketKind : std::uint32_t {
   kYield = 3,    // we both connected: use my connection
   kRefuse = 4,   // no slot free for you
   kGoodbye = 5,  // I send no more messages; I return your payloads before my end of file
+  kMeet = 6,     // a nonce; the listener's answer carries its mac
 };
 
 /// Sent as it lies in memory: native byte order, because both ends are on one host.
@@ -41,8 +44,18 @@ struct Packet {
   std::uint64_t pool_bytes = 0;          // hello
   std::uint32_t ring_entries = 0;        // hello
   std::uint32_t release_entries = 0;     // hello
+  tls::Mac mac{};                        // meet (the listener's), the dialler's hello: see mac_of()
 };
-static_assert(sizeof(Packet) == 88);
+static_assert(sizeof(Packet) == 120);
+
+using Nonce = std::array<std::uint64_t, 2>;
+using Secret128 = std::array<std::uint8_t, 16>;
+/// 128 random bits.
+Nonce draw_nonce();
+/// What shows that `role` knows the listener's secret, in this handshake alone. Nonces and ids: the dialler's first.
+enum class MeetingRole { kDialler, kListener };
+tls::Mac mac_of(const Secret128& secret, MeetingRole role, const std::array<Nonce, 2>& nonces,
+                const std::array<std::uint64_t, 2>& ids);
 
 Packet make_packet(PacketKind kind, core::EngineId from, core::EngineId to) noexcept;
 
@@ -61,11 +74,12 @@ core::Descriptor accept_from(int listener, int& error);
 /// Whether the process at the other end runs as our user. Sets `pid` if it is visible from here, else 0.
 bool is_same_user(int socket, int& pid) noexcept;
 
-/// The content of Transport::address(). Grammar: "HPSM" version:u8 engine:u64le name_bytes:u8 name checksum:u64le. The
-/// checksum is FNV-1a of all bytes before it.
+/// The content of Transport::address(). Grammar: "HPSM" version:u8 engine:u64le secret:u8[16] name_bytes:u8 name
+/// checksum:u64le. The checksum is FNV-1a of all bytes before it.
 struct ShmAddress {
   core::EngineId engine;
   std::string socket_name;
+  Secret128 secret{};
 };
 std::vector<std::byte> encode(const ShmAddress& address);
 std::optional<ShmAddress> decode(std::span<const std::byte> bytes);

@@ -23,11 +23,6 @@ using std::chrono::steady_clock;
 constexpr auto kDialAgainAfter = std::chrono::milliseconds(5);
 constexpr int kPacketsPerVisit = 16;
 
-std::array<std::uint64_t, 2> draw_nonce() {
-  const core::GroupUid bits = core::make_group_uid();  // 128 random bits
-  return {bits.high, bits.low};
-}
-
 /// Whether `fd` can be an eventfd that cannot block us. The peer could pass anything.
 bool is_safe_to_write(int fd) noexcept {
   struct stat file{};
@@ -60,7 +55,7 @@ void ShmEndpoint::watch_socket(core::Descriptor socket) {
 
 void ShmEndpoint::dial() {
   int error = 0;
-  core::Descriptor socket = connect_to(socket_name_, error);
+  core::Descriptor socket = connect_to(address_.socket_name, error);
   if (error == EAGAIN || error == EINTR) {  // the peer's queue of connections is full
     deadline_ = steady_clock::now() + kDialAgainAfter;
     owner_.set_timer();
@@ -79,8 +74,10 @@ void ShmEndpoint::dial() {
     return end({Code::kPeerDead, "the socket of " + who() + " belongs to another user"}, true, true);
   }
   watch_socket(std::move(socket));
-  state_ = ConnectionState::kHelloSent;
-  if (!say_hello({})) on_socket();  // a packet from the peer says more than a broken pipe
+  state_ = ConnectionState::kMeeting;
+  Packet packet = make_packet(PacketKind::kMeet, owner_.options_.self, peer_);
+  packet.nonce = session_nonce_;
+  if (!send_packet(socket_.get(), packet)) on_socket();  // a packet from the peer says more than a broken pipe
 }
 
 void ShmEndpoint::retry(steady_clock::time_point now) {
@@ -92,10 +89,11 @@ void ShmEndpoint::retry(steady_clock::time_point now) {
   }
 }
 
-bool ShmEndpoint::say_hello(const Nonce& echo) {
+bool ShmEndpoint::say_hello(const Nonce& echo, const tls::Mac& mac) {
   Packet packet = make_packet(PacketKind::kHello, owner_.options_.self, peer_);
   packet.nonce = session_nonce_;
   packet.echo = echo;
+  packet.mac = mac;
   packet.slot_offset_bytes = owner_.slot_offset_bytes(slot_);
   packet.pool_bytes = owner_.pool_ ? owner_.pool_->memory().size() : 0;
   packet.ring_entries = owner_.layout_.ring_entries;
@@ -189,7 +187,19 @@ void ShmEndpoint::on_socket() {
 }
 
 void ShmEndpoint::on_packet(const Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
+  const auto mac_by = [&](MeetingRole role) {
+    return mac_of(address_.secret, role, {session_nonce_, packet.nonce}, {owner_.options_.self.value, peer_.value});
+  };
   switch (packet.kind) {
+    case PacketKind::kMeet:
+      if (state_ != ConnectionState::kMeeting || packet.echo != session_nonce_) break;
+      if (!tls::is_equal(mac_by(MeetingRole::kListener), packet.mac.data()))
+        return end(
+            {Code::kPeerDead, who() + " does not know the secret of its address: another process has its socket"}, true,
+            true);
+      state_ = ConnectionState::kHelloSent;
+      if (!say_hello({}, mac_by(MeetingRole::kDialler))) on_socket();
+      return;
     case PacketKind::kHello:
       if (state_ != ConnectionState::kHelloSent || packet.echo != session_nonce_) break;
       state_ = ConnectionState::kProving;

@@ -2,7 +2,7 @@
 //
 // Internal to this folder. The life of an endpoint:
 //
-//   kConnecting -> kHelloSent -> kProving -> kOpen -> kEnded      we connect
+//   kConnecting -> kMeeting -> kHelloSent -> kProving -> kOpen -> kEnded      we connect
 //                      |  \-> kYielded -^                         both connect: the smaller engine id's socket is used
 //                  (accepted) ----------^                         the peer connects
 //
@@ -45,8 +45,7 @@ class ShmEndpoint final : public transport::Endpoint {
 
  private:
   friend class ShmTransport;
-  enum class ConnectionState { kConnecting, kHelloSent, kYielded, kProving, kOpen, kEnded };
-  using Nonce = std::array<std::uint64_t, 2>;
+  enum class ConnectionState { kConnecting, kMeeting, kHelloSent, kYielded, kProving, kOpen, kEnded };
 
   struct Queued {
     std::array<std::byte, transport::kHeaderBytesMax> header;
@@ -71,7 +70,7 @@ class ShmEndpoint final : public transport::Endpoint {
   void on_socket();
   void on_packet(const Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
   core::Status map_peer(const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
-  bool say_hello(const Nonce& echo);
+  bool say_hello(const Nonce& echo, const tls::Mac& mac = {});
   void say_proof();
   void check_proof(const Packet& packet);
   void watch_socket(core::Descriptor socket);
@@ -117,7 +116,7 @@ class ShmEndpoint final : public transport::Endpoint {
   bool write_shut_ = false;
   bool finished_ = false;
   core::Status cause_;
-  std::string socket_name_;                           // the peer's socket, if we connected
+  ShmAddress address_;                                // the peer's, if we connected
   std::chrono::steady_clock::time_point deadline_{};  // kConnecting: next try; kYielded: the peer must have connected
   int pid_ = 0;
 

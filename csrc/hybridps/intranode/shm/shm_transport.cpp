@@ -57,6 +57,8 @@ ShmTransport::ShmTransport(const ShmOptions& options)
 
 Status ShmTransport::start() {
   socket_name_ = "hybridps-" + core::to_string(options_.self) + "-" + core::to_string(core::make_engine_id());
+  const Nonce bits = draw_nonce();
+  std::memcpy(secret_.data(), bits.data(), secret_.size());
   int error = 0;
   constexpr int kBacklog = 512;  // the kernel limits it to net.core.somaxconn
   listener_ = listen_on(socket_name_, kBacklog, error);
@@ -123,7 +125,7 @@ Status ShmTransport::attach(std::span<std::byte> memory) {
   return Status::ok();
 }
 
-std::vector<std::byte> ShmTransport::address() const { return encode({options_.self, socket_name_}); }
+std::vector<std::byte> ShmTransport::address() const { return encode({options_.self, socket_name_, secret_}); }
 
 core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, std::span<const std::byte> address) {
   if (in_forked_child()) return Status(Code::kClosed, "a forked child cannot connect");
@@ -147,7 +149,7 @@ core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, st
   endpoint->open_slot(slot);
   endpoint->requested_ = true;
   ++stats_.endpoints_open;
-  endpoint->socket_name_ = decoded->socket_name;
+  endpoint->address_ = *decoded;
   endpoint->dial();
   return static_cast<transport::Endpoint*>(endpoint);
 }
@@ -350,12 +352,29 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
   std::array<core::Descriptor, kDescriptorsMax> descriptors;
   const Received received = receive_packet(found->second.socket.get(), hello, descriptors);
   if (received == Received::kNothing) return;
+  Stranger& stranger = found->second;
+  const auto mac_by = [&](MeetingRole role) {
+    return mac_of(secret_, role, stranger.nonces, {stranger.from.value, options_.self.value});
+  };
+  if (received == Received::kPacket && hello.kind == PacketKind::kMeet && hello.to == options_.self.value &&
+      stranger.nonces[1] == Nonce{}) {
+    stranger.nonces = {hello.nonce, draw_nonce()};
+    stranger.from = core::EngineId{hello.from};
+    Packet answer = make_packet(PacketKind::kMeet, options_.self, stranger.from);
+    answer.nonce = stranger.nonces[1];
+    answer.echo = hello.nonce;
+    answer.mac = mac_by(MeetingRole::kListener);
+    send_packet(stranger.socket.get(), answer);
+    return;
+  }
+  const bool is_known = stranger.nonces[1] != Nonce{} && hello.from == stranger.from.value &&
+                        tls::is_equal(mac_by(MeetingRole::kDialler), hello.mac.data());
   core::Descriptor socket = std::move(found->second.socket);
   strangers_.erase(found);
   unwatch(socket.get());
   const core::EngineId from{hello.from};
   if (received != Received::kPacket || hello.kind != PacketKind::kHello || hello.to != options_.self.value ||
-      from.value == 0 || from == options_.self) {
+      from.value == 0 || from == options_.self || !is_known) {
     ++counters_.strangers_dropped;
     return;
   }
@@ -369,7 +388,8 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
     }
     endpoint = &add_endpoint(from);
     endpoint->open_slot(slot);
-  } else if (endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kHelloSent) {
+  } else if (endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kMeeting ||
+             endpoint->state_ == ConnectionState::kHelloSent) {
     if (options_.self < from) {  // both connected: the smaller id's socket is used
       send_packet(socket.get(), make_packet(PacketKind::kYield, options_.self, from));
       return;

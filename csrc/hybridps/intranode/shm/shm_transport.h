@@ -111,6 +111,8 @@ class ShmTransport final : public transport::Transport {
   struct Stranger {
     core::Descriptor socket;
     std::chrono::steady_clock::time_point deadline;
+    std::array<Nonce, 2> nonces{};  // its own and ours; zeros: it has not met us
+    core::EngineId from{};          // as it said then
   };
 
   explicit ShmTransport(const ShmOptions& options);
@@ -141,6 +143,7 @@ class ShmTransport final : public transport::Transport {
   const SlotLayout layout_;
   const std::uint64_t born_;
   std::string socket_name_;
+  Secret128 secret_{};
   std::unique_ptr<Segment> control_;
   std::shared_ptr<Segment> pool_;
   bool attached_ = false;

@@ -212,10 +212,24 @@ struct ForgedPeer {
     packet.release_entries = layout.release_entries;
     return packet;
   }
-  void dial(Side& to) {
+  /// Connects, and tells what shows that it knows the listener's secret.
+  tls::Mac dial(Side& to) {
     int error = 0;
-    socket = connect_to(decode(to.transport->address())->socket_name, error);
+    const ShmAddress address = *decode(to.transport->address());
+    socket = connect_to(address.socket_name, error);
     REQUIRE(error == 0);
+    Packet meet = make_packet(PacketKind::kMeet, id, to.id);
+    meet.nonce = {1, 2};
+    REQUIRE(send_packet(socket.get(), meet));
+    Packet answer;
+    std::array<core::Descriptor, kDescriptorsMax> none;
+    REQUIRE(next(to, answer, none));
+    REQUIRE(answer.kind == PacketKind::kMeet);
+    CHECK_FALSE(none[0]);
+    const std::array<Nonce, 2> nonces = {meet.nonce, answer.nonce};
+    const std::array<std::uint64_t, 2> ids = {id.value, to.id.value};
+    CHECK(answer.mac == mac_of(address.secret, MeetingRole::kListener, nonces, ids));
+    return mac_of(address.secret, MeetingRole::kDialler, nonces, ids);
   }
   bool say(const Packet& packet) {
     const int descriptors[] = {control->fd(), event, pool->fd()};
@@ -227,13 +241,15 @@ struct ForgedPeer {
       const Received received = receive_packet(socket.get(), packet, descriptors);
       if (received == Received::kPacket) return true;
       if (received == Received::kEndOfFile) return false;
+      ::usleep(100);  // it looks at its sockets once in some milliseconds
     }
     return false;
   }
   /// The whole handshake, honest.
   void join(Side& to, bool honest = true) {
-    dial(to);
-    REQUIRE(say(hello(to.id)));
+    Packet first = hello(to.id);
+    first.mac = dial(to);
+    REQUIRE(say(first));
     std::array<core::Descriptor, kDescriptorsMax> descriptors;
     REQUIRE(next(to, theirs, descriptors));
     REQUIRE(theirs.kind == PacketKind::kHello);
@@ -344,11 +360,15 @@ TEST_CASE("intranode/shm: hellos with nonsense in them are refused", "[intranode
     Side a;
     open_side(a);
     ForgedPeer peer;
-    peer.dial(a);
+    const tls::Mac mac = peer.dial(a);
     Packet hello = peer.hello(a.id);
+    hello.mac = mac;
     spoil(peer, hello);
     REQUIRE(peer.say(hello));
-    for (int i = 0; i < 200; ++i) a.progress();
+    for (int i = 0; i < 200; ++i) {
+      a.progress();
+      ::usleep(100);
+    }
     CHECK(a.receiver.failures.empty());  // nobody asked for this peer
     const Proof proof = shm_of(a).proof(peer.id);
     return proof.state == ProofState::kFailed ||
@@ -362,7 +382,7 @@ TEST_CASE("intranode/shm: hellos with nonsense in them are refused", "[intranode
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.ring_entries = 3; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.release_entries = 1u << 31; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.ring_entries = 65536; }));  // beyond the end
-  CHECK(refused([](ForgedPeer&, Packet& hello) { hello.version = 2; }));
+  CHECK(refused([](ForgedPeer&, Packet& hello) { hello.version = 1; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.kind = PacketKind::kProof; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.to ^= 1; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.from = hello.to; }));
@@ -374,6 +394,47 @@ TEST_CASE("intranode/shm: hellos with nonsense in them are refused", "[intranode
     ::close(ends[0]);
     peer.event = ends[1];
   }));
+}
+
+TEST_CASE("intranode/shm: who does not know the secret of an address gets no descriptor", "[intranode][fast]") {
+  const int kind = GENERATE(range(0, 4));
+  INFO("kind " << kind);
+  Side a;
+  open_side(a);
+  ForgedPeer peer;
+  Packet hello = peer.hello(a.id);
+  if (kind < 3) {
+    hello.mac = peer.dial(a);
+    if (kind == 0) hello.mac = {};
+    if (kind == 1) hello.mac[31] ^= 1;
+    if (kind == 2) hello.from = core::make_engine_id().value;  // the proof is another engine's
+  } else {  // it has not met: what it saw of another handshake serves nobody
+    ForgedPeer other;
+    hello.mac = other.dial(a);
+    int error = 0;
+    peer.socket = connect_to(decode(a.transport->address())->socket_name, error);
+    REQUIRE(error == 0);
+  }
+  REQUIRE(peer.say(hello));
+  Packet answer;
+  std::array<core::Descriptor, kDescriptorsMax> descriptors;
+  CHECK_FALSE(peer.next(a, answer, descriptors));
+  for (const core::Descriptor& descriptor : descriptors) CHECK_FALSE(descriptor);
+  CHECK(shm_of(a).counters().strangers_dropped == (kind == 3 ? 2 : 1));  // the other one has left
+  CHECK(shm_of(a).proof(core::EngineId{hello.from}).state == ProofState::kPending);
+}
+
+TEST_CASE("intranode/shm: a process that has taken another's socket gets no descriptor", "[intranode][fast]") {
+  Side a;
+  Side b;
+  open_side(a);
+  open_side(b);
+  ShmAddress address = *decode(b.transport->address());
+  address.secret[0] ^= 1;  // what a's roster says of the process that had the socket before
+  a.peer = link(a, b.id, encode(address));
+  REQUIRE(run_until({&a, &b}, [&] { return shm_of(a).proof(b.id).state == ProofState::kFailed; }, 5));
+  CHECK(shm_of(a).proof(b.id).reason.message().find("does not know the secret") != std::string_view::npos);
+  CHECK(shm_of(b).proof(a.id).state == ProofState::kPending);
 }
 
 TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", "[intranode][fast]") {

@@ -15,7 +15,7 @@
 // Members  members may name different members for the group (MemberRecord::members). Then both sides get an error at
 //          once, with both lists, unless the side is ready already. Rank 0 compares all records. Each other member
 //          compares the record at its own place, and `list`, which is rank 0's record without addresses.
-// Cost     a member: 5 store requests and its polls (one small key each), which are rarer in larger groups. Rank 0: n
+// Cost     a member: 4 store requests and its polls (one small key each), which are rarer in larger groups. Rank 0: n
 //          records, n acks and its polls, in batches of at most kBatch per step, or kBatchMax where all are there.
 // Failure  a member that finds an error writes `failed`, even a member that could not make a record
 //          (announce_failure()). All members raise the text of `failed`. A failure may be of an earlier life if it was

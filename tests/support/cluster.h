@@ -47,11 +47,13 @@ struct ClusterOptions {
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
   std::size_t early_messages_max = std::size_t{1} << 20;
   engine::UnopenedGroups::KeepLimits unopened;
-  bool control = false;  // a transport of its own for control
+  bool control = false;         // a transport of its own for control
+  std::size_t local_peers = 0;  // for so many the pool has slots; 0: for all runtimes
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
   std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>, int rank)> wrap;
+  bool wrap_control = false;  // that for control, too: data, memory, control is the order
   /// The network's transports then send from devices' memory; by default they cannot.
   transport::LoopbackHub::DeviceView device_view = nullptr;
 };
@@ -215,7 +217,7 @@ class Cluster {
     o.window_bytes = options_.window_bytes;
     o.grant_chunks = options_.grant_chunks;
     o.retained_bytes = options_.retained_bytes;
-    o.local_peers = local_peers;
+    o.local_peers = options_.local_peers > 0 ? options_.local_peers : local_peers;
     o.heartbeat_seconds = options_.heartbeat_seconds;
     o.dead_seconds = o.quick_dead_seconds = options_.dead_seconds;
     o.warn_seconds = options_.warn_seconds;
@@ -223,7 +225,7 @@ class Cluster {
     o.unopened = options_.unopened;
     o.tune = options_.tune;
     const std::size_t bytes = std::max(o.pool_bytes(), options_.pool_extra_bytes);
-    memories_.push_back(std::make_unique<std::byte[]>(bytes + 64));
+    memories_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
     auto* start = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memories_.back().get()) + 63) &
                                                ~std::uintptr_t{63});
     engine::Transports t;
@@ -234,6 +236,7 @@ class Cluster {
     if (options_.wrap) {
       t.data = options_.wrap(std::move(t.data), static_cast<int>(r));
       t.shm = options_.wrap(std::move(t.shm), static_cast<int>(r));
+      if (options_.wrap_control && t.control) t.control = options_.wrap(std::move(t.control), static_cast<int>(r));
     }
     transports_.push_back({t.data.get(), t.control.get(), t.shm.get()});
     data_addresses_.push_back(t.data->address());

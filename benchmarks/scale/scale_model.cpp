@@ -189,6 +189,13 @@ double positive(const std::string& text, const std::string& what) {
   return value;
 }
 
+int whole(const std::string& text, const std::string& what, int most) {
+  const double value = positive(text, what);
+  if (value < 1 || value > most || value != static_cast<int>(value))
+    throw std::invalid_argument(what + ": not a whole number from 1 to " + std::to_string(most) + ": " + text);
+  return static_cast<int>(value);
+}
+
 /// "64K", "16M", "1G", "64".
 std::uint64_t size_in(std::string text, const std::string& what) {
   std::uint64_t unit = 1;
@@ -208,19 +215,18 @@ int main(int argc, char** argv) {
       const std::string name = argv[i];
       if (i + 1 == argc) throw std::invalid_argument(name + ": an unknown option, or its value is missing");
       const std::string value = argv[++i];
-      const auto whole = [&] { return static_cast<int>(positive(value, name)); };
       if (name == "--nodes") {
         options.nodes.clear();
-        for (const std::string& part : parts_of(value)) options.nodes.push_back(static_cast<int>(positive(part, name)));
+        for (const std::string& part : parts_of(value)) options.nodes.push_back(whole(part, name, 100'000));
       } else if (name == "--sizes") {
         options.bytes.clear();
         for (const std::string& part : parts_of(value)) options.bytes.push_back(size_in(part, name));
       } else if (name == "--ranks") {
-        options.each = whole();
+        options.each = whole(value, name, 128);
       } else if (name == "--rack") {
-        options.rack = whole();
+        options.rack = whole(value, name, 100'000);
       } else if (name == "--servers") {
-        options.servers = whole();
+        options.servers = whole(value, name, 1024);
       } else if (name == "--spine") {
         options.spine = positive(value, name);
       } else if (name == "--gbps") {

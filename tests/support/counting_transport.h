@@ -1,8 +1,7 @@
 // tests/support/counting_transport.h: wraps any Transport and counts what is sent, by the kind of message.
 //
-// Model    A loopback endpoint serves one way. Over TCP a connection serves both: so here a peer that has sent
-// something
-//          counts as connected, and an answer to it opens nothing.
+// Model    A loopback endpoint serves one way, a TCP connection both. So a peer that has sent something counts as
+//          connected here, and an answer to it opens nothing.
 // Threads  as the wrapped transport. The counts outlive it.
 #pragma once
 

@@ -146,7 +146,7 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell,
   // for the cause.
   if (tell)
     tell_first(group, verdict, cause.message());
-  else if (cause.code() != core::Code::kClosed && !group.leaving)
+  else if (cause.code() != core::Code::kClosed && !group.leaving && !group.has_told)
     pass_on(group, verdict, cause.message());
   while (!group.running.empty()) finish(*group.running.begin()->second, cause);
   for (OperationRun* run : group.p2p->active()) finish(*run, cause);

@@ -1,8 +1,7 @@
 // benchmarks/scale/flows.h: what an allreduce or a barrier puts on cards, racks and ranks, counted from the real plan.
 //
-// Model    Flows instead of packets. The spans are those of schedule::make_plan(), which are the same on all ranks.
-// Each
-//          span is followed through the roles of worker/span_view.h: inside a node to its agent, to the owner or by the
+// Model    Flows instead of packets. schedule::make_plan() makes the spans, which are the same on all ranks. Each span
+//          is followed through the roles of worker/span_view.h: inside a node to its agent, to the owner or by the
 //          gateway of a region, and back. All ranks are counted, so nothing rests on symmetry.
 // Not here announcements, grants, credit and control messages; packing and codecs; queues; the cost of a byte.
 // Checked  tests/unit/cluster/scale_test.cpp: the same counts as engines that do it.

@@ -67,7 +67,8 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
     return;
   }
   const bool is_known = newcomer >= first && newcomer < group_.servers.newcomers_end();
-  give_up(core::Status(core::Code::kPeerDead, group_.info.member_text(rank) + " cannot use it: " + why),
+  give_up(core::Status(is_known ? core::Code::kPeerDead : core::Code::kTimeout,
+                       group_.info.member_text(rank) + " cannot use it: " + why),
           is_known ? std::optional(static_cast<std::size_t>(newcomer - first)) : std::nullopt);
 }
 
@@ -117,13 +118,9 @@ std::size_t Newcomers::tick(core::TimePoint now) {
 
 std::size_t Newcomers::expire_on_rank(core::TimePoint now) {
   const membership::Tree& tree = group_.plans->tree();
-  const int first = group_.servers.newcomers_begin();
-  const int end = group_.servers.newcomers_end();
+  const auto no_server = static_cast<std::uint32_t>(group_.servers.newcomers_end());
   if (met_.count(group_.info.topology.rank()) == 0) {
-    int server = first;
-    while (server + 1 < end && group_.servers.of(server) == ServerLife::LifePhase::kMet) ++server;
-    say(JoinStep::kNotMet, static_cast<std::uint32_t>(server),
-        "not reached within " + core::format_seconds(core::to_seconds(kReachWithin)));
+    say(JoinStep::kNotMet, no_server, "not reached within " + core::format_seconds(core::to_seconds(kReachWithin)));
     return 1;
   }
   const core::TimePoint due = met_since_ + kChildrenWithin - tree.depth() * kSoonerBelow;
@@ -132,8 +129,8 @@ std::size_t Newcomers::expire_on_rank(core::TimePoint now) {
     return 0;
   }
   for (const int child : tree.children())
-    if (met_.count(child) == 0)  // which server is not known
-      send_up({JoinStep::kNotMet, attempt_, static_cast<std::uint32_t>(end), static_cast<std::uint32_t>(child)},
+    if (met_.count(child) == 0)
+      send_up({JoinStep::kNotMet, attempt_, no_server, static_cast<std::uint32_t>(child)},
               "it, or a rank that it tells of, has not said that it can reach the servers");
   return 1;
 }

@@ -317,7 +317,8 @@ TEST_CASE("cluster/newcomers: in a large group no rank tells many others, and a 
     INFO(host.outcome->to_string());
     CHECK(host.outcome->is_ok() == (c == Case::kJoins));
     if (c == Case::kRefuses)
-      CHECK(host.outcome->to_string().find("rank 77 (host77) cannot use it: its sums are coded") != std::string::npos);
+      CHECK(host.outcome->to_string().find("rank 77 (host77) cannot use it: the device encodes sums") !=
+            std::string::npos);
     if (c == Case::kStops)
       CHECK(host.outcome->to_string().find("rank 77 (host77) cannot use it: it, or a rank that it tells of") !=
             std::string::npos);

@@ -2,7 +2,7 @@
 //
 // Threads  one at a time. Nothing waits.
 // Errors   none: a member that finds nothing reads the store itself.
-// Trust    a reader checks what it finds, as it does with values of the store.
+// Trust    a shelf is not the store: a reader takes only what has the digest that the store names (Head).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,8 @@ namespace hybridps::bootstrap {
 class NodeShelf : core::Pinned {
  public:
   virtual ~NodeShelf() = default;
+  /// At most kDigestBytesMax bytes. Nobody can find another value with the same digest.
+  virtual Bytes digest_of(std::span<const std::uint8_t> value) const = 0;
   /// kOurs, for one caller on the node: it should read the value, put() it, and call serve() again and again. kNone:
   /// there is no shelf.
   enum class ShelfClaim { kOurs, kOthers, kNone };

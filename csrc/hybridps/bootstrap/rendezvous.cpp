@@ -379,11 +379,12 @@ bool Rendezvous::propose(TimePoint now) {
     return false;
   }
   parts_ = static_cast<int>(parts.size());
+  if (options_.shelf) digest_ = options_.shelf->digest_of(bytes.value());
   if (options_.shelf && claim_shelf(nonce_) == NodeShelf::ShelfClaim::kOurs) options_.shelf->put(nonce_, bytes.value());
   std::vector<KeyAndValue> values;  // the roster before the head that names it
   for (int part = 0; part < parts_; ++part)
     values.push_back({roster_key(nonce_, part), parts[static_cast<std::size_t>(part)]});
-  values.push_back({key("head"), encode_head({nonce_, HeadState::kProposed, {}, parts_})});
+  values.push_back({key("head"), encode_head({nonce_, HeadState::kProposed, {}, parts_, digest_})});
   put_each(values);
   round_trips_.assign(static_cast<std::size_t>(roster_.node_count()), {});
   std::fill(acks_.begin(), acks_.end(), RosterAck::kNone);
@@ -420,7 +421,7 @@ bool Rendezvous::gather(TimePoint now) {
     return now >= propose_not_before_ ? propose(now) : moved;
   }
   if (options_.find_regions) roster_.region_of = options_.find_regions(round_trips_);
-  put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of, parts_}));
+  put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of, parts_, digest_}));
   if (phase_ == RendezvousPhase::kPending) phase_ = RendezvousPhase::kReady;
   return true;
 }
@@ -484,15 +485,14 @@ bool Rendezvous::follow() {
 }
 
 std::optional<core::Result<Roster>> Rendezvous::find_roster(const Head& head) {
-  if (options_.shelf && claimed_ != head.nonce) {
+  if (options_.shelf && claimed_ != head.nonce && !head.digest.empty()) {
     const bool is_there = shelved_ || claim_shelf(head.nonce) == NodeShelf::ShelfClaim::kOthers;
     if (is_there) {
       shelved_ = head;
       if (const std::optional<Bytes> bytes = options_.shelf->look(head.nonce)) {
-        core::Result<Roster> roster = decode_roster(*bytes);
-        if (roster.is_ok() && roster.value().nonce == head.nonce) {
+        if (options_.shelf->digest_of(*bytes) == head.digest) {
           shelved_.reset();
-          return roster;
+          return decode_roster(*bytes);
         }
       } else if (last_step_ - shelved_since_ < kShelfPatience + kShelfPatiencePerRank * size()) {
         return std::nullopt;

@@ -280,6 +280,7 @@ class Rendezvous : core::Pinned {
   // Leader only, by rank.
   bool gathering_ = false;
   int parts_ = 1;  // of the proposed roster
+  Bytes digest_;   // of the proposed roster, with a shelf
   std::vector<std::optional<MemberRecord>> records_;
   std::vector<core::EngineId> rejected_;  // stale: a record of this engine is not taken again
   std::vector<RosterAck> acks_;

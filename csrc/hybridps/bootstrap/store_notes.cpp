@@ -43,6 +43,7 @@ Bytes encode_head(const Head& head) {
   out.u8(static_cast<std::uint8_t>(head.state));
   out.u8(static_cast<std::uint8_t>(head.parts));
   put_numbers(out, head.region_of);
+  out.address(head.digest);
   return std::move(out).take();
 }
 
@@ -54,6 +55,7 @@ std::optional<Head> decode_head(std::span<const std::uint8_t> bytes) {
   const std::uint8_t state = in.u8();
   head.parts = in.u8();
   const bool has_regions = take_numbers(in, kMembersMax, head.region_of);
+  head.digest = in.address(kDigestBytesMax);
   if (!has_regions || !in.finished() || magic != kHeadMagic || state > 1 || head.nonce == 0 || head.parts == 0)
     return std::nullopt;
   int regions = 0;  // numbered in the order of nodes

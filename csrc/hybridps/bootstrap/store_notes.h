@@ -1,6 +1,6 @@
 // hybridps/bootstrap/store_notes.h: the small values that members leave in the store, beside records and rosters.
 //
-// Format   head   := magic u32 | nonce u64 | state u8 | parts u8 | count u32 | count x region u32
+// Format   head   := magic u32 | nonce u64 | state u8 | parts u8 | count u32 | count x region u32 | digest address
 //          ack    := magic u32 | kind u8 | engine u64 | count u32 | count x rank u32 | count u32 | count x us u32
 //          failed := magic u32 | code u8 | wall_ms u64 | rank u32 | text address | count u32 | count x engine u64
 // Errors   decoders return nothing for bytes of foreign origin.
@@ -26,7 +26,9 @@ struct Head {
   HeadState state = HeadState::kProposed;
   std::vector<int> region_of;  // Roster::region_of; only of a valid roster
   int parts = 1;               // the values that the roster's bytes are in, at most kRosterPartsMax
+  Bytes digest;                // NodeShelf::digest_of() of the roster's bytes; empty: take no roster from a shelf
 };
+inline constexpr std::size_t kDigestBytesMax = 32;
 inline constexpr int kRosterPartsMax = 255;
 Bytes encode_head(const Head& head);
 std::optional<Head> decode_head(std::span<const std::uint8_t> bytes);

@@ -1173,18 +1173,33 @@ class TestShelf final : public NodeShelf {
     if (loses) return;
     values_[name] = Bytes(value.begin(), value.end());
     if (spoils) values_[name].resize(value.size() / 2);
+    if (forges) {
+      Roster roster = decode_roster(value).value();
+      roster.members[0].data_address = {6, 6, 6};
+      values_[name] = encode(roster).value();
+    }
   }
   std::optional<Bytes> look(std::uint64_t name) override {
+    ++looks;
     const auto found = values_.find(name);
-    return found == values_.end() ? std::nullopt : std::optional<Bytes>(found->second);
+    return hides || found == values_.end() ? std::nullopt : std::optional<Bytes>(found->second);
   }
   void clear(std::uint64_t name) override {
     values_.erase(name);
     ++clears;
   }
+  Bytes digest_of(std::span<const std::uint8_t> value) const override {
+    std::uint32_t hash = 0;
+    for (const std::uint8_t byte : value) hash = hash * 31 + byte;
+    return {static_cast<std::uint8_t>(hash), static_cast<std::uint8_t>(hash >> 8),
+            static_cast<std::uint8_t>(hash >> 16)};
+  }
   bool has_none = false;
   bool loses = false;
   bool spoils = false;
+  bool forges = false;
+  bool hides = false;
+  int looks = 0;
   int puts = 0;
   int clears = 0;
 
@@ -1214,11 +1229,12 @@ class RosterReads final : public KeyValueStore {
 TEST_CASE("bootstrap/rendezvous: one member of a node reads the roster for all, or each where that fails",
           "[bootstrap][fast]") {
   struct Example {
-    bool has_none, loses, spoils;
+    bool has_none, loses, spoils, forges;
     int reads;  // of 8 members on two nodes; rank 0 has made the roster
   };
-  for (const Example& example : {Example{false, false, false, 1}, Example{true, false, false, 7},
-                                 Example{false, true, false, 7}, Example{false, false, true, 7}}) {
+  for (const Example& example : {Example{false, false, false, false, 1}, Example{true, false, false, false, 7},
+                                 Example{false, true, false, false, 7}, Example{false, false, true, false, 7},
+                                 Example{false, false, false, true, 7}}) {
     for (unsigned seed = 0; seed < 5; ++seed) {
       const auto store = std::make_shared<RosterReads>();
       World world(8, store, seed);
@@ -1227,6 +1243,7 @@ TEST_CASE("bootstrap/rendezvous: one member of a node reads the roster for all, 
         shelf->has_none = example.has_none;
         shelf->loses = example.loses;
         shelf->spoils = example.spoils;
+        shelf->forges = example.forges;
       }
       for (int rank = 0; rank < 8; ++rank) world.options(rank).shelf = shelves[static_cast<std::size_t>(rank / 4)];
       world.start_all();
@@ -1248,6 +1265,7 @@ TEST_CASE("bootstrap/rendezvous: a member that dies before it hands its node the
   const auto shelf = std::make_shared<TestShelf>();
   shelf->loses = true;
   for (const int rank : {4, 5}) world.options(rank).shelf = shelf;
+  world.options(0).shelf = std::make_shared<TestShelf>();
   world.options(4).prove = [](const Roster&) { return MemoryProof::pending(); };
   world.start_all();
   world.member(5).step(world.now);  // it publishes its record, and comes later than rank 4 to the roster

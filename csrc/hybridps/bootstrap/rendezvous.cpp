@@ -84,10 +84,14 @@ Rendezvous::RendezvousPhase Rendezvous::step(TimePoint now) {
   if (claimed_ != 0) options_.shelf->serve();
   if (phase_ == RendezvousPhase::kPending && proving_ && ask_proof()) next_poll_ = now;
   if (phase_ == RendezvousPhase::kPending) find_gone(now);
+  if (phase_ == RendezvousPhase::kPending && shelved_ && now >= next_look_ && follow()) {
+    pace_ = pace_min();
+    next_poll_ = now + pace_;
+  }
   const bool is_late = options_.deadline.has_passed(now);
   if (phase_ == RendezvousPhase::kPending && (now >= next_poll_ || is_late)) {
     pace_ = poll(now) ? pace_min() : std::min(pace_ * 3 / 2, pace_max(now - started_at_));
-    next_poll_ = now + (shelved_ ? kShelfPace : pace_);
+    next_poll_ = now + pace_;
   }
   if (phase_ == RendezvousPhase::kPending && is_late) time_out(now);
   if (phase_ == RendezvousPhase::kPending && now >= next_progress_) report_progress(now);
@@ -109,6 +113,7 @@ Duration Rendezvous::pace_max(Duration age) const noexcept {
 TimePoint Rendezvous::next_step() const noexcept {
   TimePoint next = next_poll_;
   if (proving_) next = std::min(next, last_step_ + pace_min());
+  if (shelved_) next = std::min(next, next_look_);
   if (claimed_ != 0)
     next = std::min(next, last_step_ + (last_step_ - shelved_since_ < kLateAfter ? kShelfPace : kPaceMax));
   return next;
@@ -211,7 +216,7 @@ bool Rendezvous::poll(TimePoint now) {
   const bool watches = polls_++ % kPollsPerFailedLook == 0;
   if (watches && polls_ > 1) {  // start() has fetched them for the first poll
     std::vector<std::string> names{key("failed")};
-    if (!is_leader()) names.push_back(key("head"));
+    if (!is_leader() && !shelved_) names.push_back(key("head"));
     if (looks_at_lists()) {
       const std::vector<std::string> lists = other_list_keys();
       names.insert(names.end(), lists.begin(), lists.end());
@@ -220,7 +225,7 @@ bool Rendezvous::poll(TimePoint now) {
     if (phase_ != RendezvousPhase::kPending) return true;
   }
   if (watches) moved = watch_failed(now);
-  if (phase_ == RendezvousPhase::kPending && (is_leader() ? lead(now) : follow())) moved = true;
+  if (phase_ == RendezvousPhase::kPending && (is_leader() ? lead(now) : !shelved_ && follow())) moved = true;
   return moved;
 }
 
@@ -489,6 +494,7 @@ std::optional<core::Result<Roster>> Rendezvous::find_roster(const Head& head) {
     const bool is_there = shelved_ || claim_shelf(head.nonce) == NodeShelf::ShelfClaim::kOthers;
     if (is_there) {
       shelved_ = head;
+      next_look_ = last_step_ + kShelfPace;
       if (const std::optional<Bytes> bytes = options_.shelf->look(head.nonce)) {
         if (options_.shelf->digest_of(*bytes) == head.digest) {
           shelved_.reset();

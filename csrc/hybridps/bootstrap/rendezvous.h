@@ -268,7 +268,8 @@ class Rendezvous : core::Pinned {
   // The node's shelf.
   std::optional<Head> shelved_;  // the head whose roster another member of the node reads
   core::TimePoint shelved_since_{};
-  std::uint64_t claimed_ = 0;  // the roster that we are to put there; 0: none
+  core::TimePoint next_look_{};  // while shelved_: the store is polled at its own pace
+  std::uint64_t claimed_ = 0;    // the roster that we are to put there; 0: none
 
   // `failed` at our first look.
   bool failed_looked_ = false;

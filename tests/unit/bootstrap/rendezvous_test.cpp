@@ -1259,6 +1259,32 @@ TEST_CASE("bootstrap/rendezvous: one member of a node reads the roster for all, 
   }
 }
 
+TEST_CASE("bootstrap/rendezvous: who waits at the node's shelf looks there often, and rarely in the store",
+          "[bootstrap][fast]") {
+  const auto store = std::make_shared<MemoryStore>();
+  World world(6, store);  // ranks 4 and 5 on the second node
+  const auto shelf = std::make_shared<TestShelf>();
+  for (const int rank : {4, 5}) world.options(rank).shelf = shelf;
+  world.options(0).shelf = std::make_shared<TestShelf>();
+  world.start_all();
+  world.member(5).step(world.now);
+  while (shelf->puts == 0) {
+    for (int rank = 0; rank < 4; ++rank) world.member(rank).step(world.now);
+    world.member(4).step(world.now);
+    world.now += milliseconds(1);
+  }
+  shelf->hides = true;
+  world.run_for(milliseconds(20));
+  const std::size_t before = store->operation_count();
+  const int looks = shelf->looks;
+  const auto end = world.now + seconds(1);
+  for (; world.now < end; world.now += milliseconds(1)) world.member(5).step(world.now);
+  CHECK(store->operation_count() - before < 100);
+  CHECK(shelf->looks - looks > 900);
+  shelf->hides = false;
+  REQUIRE(world.run(Phase::kReady));
+}
+
 TEST_CASE("bootstrap/rendezvous: a member that dies before it hands its node the roster is the one that is named",
           "[bootstrap][fast]") {
   World world(6);  // ranks 4 and 5 on the second node

@@ -198,7 +198,7 @@ std::string Runtime::lack_of_descriptors(const std::vector<core::EngineId>& peer
   const std::string text = "connections to " + names + " wait for file descriptors";
   if (const core::Descriptor one = transport::make_socket(AF_INET); !one)
     return std::string(transport::socket_error(text + " of this process", errno).message());
-  return text + " of the processes there; raise `ulimit -n` of these";
+  return text + " of the processes there (raise `ulimit -n` of these), or for a group that these have not opened yet";
 }
 
 bool Runtime::all_know_of_failure(const worker::GroupState& group) const {

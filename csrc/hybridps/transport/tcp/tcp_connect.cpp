@@ -42,10 +42,9 @@ constexpr core::Duration kClosedFor = core::from_seconds(2);
 constexpr core::Duration kRefusedFor = core::from_seconds(1.5);
 /// The same for a peer that has dialled us before: as a rule its process has ended. If not, it dials again at once.
 constexpr core::Duration kRefusedAfterFor = core::from_seconds(0.25);
-/// The most peers with connections that no introduce() and no connect() has named. A process that is slow to learn its
-/// group has such peers. Of more, one goes that has been unknown for so long.
-constexpr std::size_t kUnknownMax = 64;
-constexpr core::Duration kUnknownFor = core::from_seconds(30);
+/// A process that is slow to learn its group has peers that no introduce() and no connect() has named. If there are too
+/// many, one goes that has sent nothing for so long: the engine keeps early messages for this time, too.
+constexpr core::Duration kUnnamedFor = core::from_seconds(30 * 60);
 /// A connection at rest sends a probe so often, of some 60 bytes, and gets an answer. Firewalls and NAT between two
 /// machines forget a connection that they have not seen for a while.
 constexpr int kKeepAliveSeconds = 4;
@@ -278,13 +277,14 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
     } else {
       on_broken(link, cannot_go_on(link));
     }
-  } else if (answer == TcpAnswer::kBusy) {
+  } else if (answer == TcpAnswer::kBusy || answer == TcpAnswer::kUnnamed) {
     static core::LogRate rate(core::from_seconds(60));
     if (rate.permit())
-      core::log_warn(
-          name_, ": the process at ", link.to,
-          " has no file descriptors for another connection (raise `ulimit -n` there), or has too many from processes "
-          "that it does not know; it is tried again until it has room");
+      core::log_warn(name_, ": the process at ", link.to,
+                     answer == TcpAnswer::kBusy
+                         ? " has no file descriptors for another connection (raise `ulimit -n` there)"
+                         : " has too many connections from processes that it does not know yet",
+                     "; it is tried again until it has room");
     dial_later(link, kAgainAfter, /*lacks=*/true);
   } else if (answer == TcpAnswer::kSmaller) {
     link.needs_small_packets = true;
@@ -443,9 +443,9 @@ void TcpTransportImpl::greet(TcpLink& link) {
       link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
     return hang_up(TcpAnswer::kClosed);
   const core::TimePoint now = core::Clock::now();
-  if (endpoint == nullptr && names_.count(greeting->from) == 0 && !has_room_for_stranger(now)) {
+  if (endpoint == nullptr && names_.count(greeting->from) == 0 && !identity_ && !has_room_for_stranger(now)) {
     ++counters_.turned_away;
-    return hang_up(TcpAnswer::kBusy);
+    return hang_up(TcpAnswer::kUnnamed);
   }
   link.met_at = now;
   say(link, {TcpAnswer::kWelcome, link.session.side()});
@@ -470,10 +470,11 @@ bool TcpTransportImpl::has_room_for_stranger(core::TimePoint now) {
         names_.count(link->peer) > 0)
       continue;
     ++strangers;
+    if (link->session.received() > 0) continue;  // a peer whose messages are here stays: its group may open yet
     if (oldest == nullptr || link->met_at < oldest->met_at) oldest = link.get();
   }
-  if (strangers < kUnknownMax) return true;
-  if (now - oldest->met_at < kUnknownFor) return false;
+  if (strangers < greetings_max_) return true;
+  if (oldest == nullptr || now - oldest->met_at < kUnnamedFor) return false;
   refuse(*oldest);
   return true;
 }

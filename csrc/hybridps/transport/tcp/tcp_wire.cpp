@@ -193,7 +193,7 @@ std::array<std::byte, kAnswerBytes> encode(const TcpReply& reply) {
 std::optional<TcpReply> decode_reply(std::span<const std::byte, kAnswerBytes> bytes) {
   const std::byte* at = bytes.data() + kAnswerMark.size();
   if (std::memcmp(bytes.data(), kAnswerMark.data(), kAnswerMark.size()) != 0 ||
-      *at > static_cast<std::byte>(TcpAnswer::kSmaller))
+      *at > static_cast<std::byte>(TcpAnswer::kUnnamed))
     return std::nullopt;
   TcpReply reply;
   reply.answer = static_cast<TcpAnswer>(*at++);

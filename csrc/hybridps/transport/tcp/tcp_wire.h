@@ -84,7 +84,8 @@ enum class TcpAnswer : std::uint8_t {
   kClosed,   // the accepting side's endpoint to the greeting side has failed or was closed, or it has no such session
   kNotHere,  // another process has the address now
   kCrossed,  // the accepting side dials, too, and its attempt goes first
-  kSmaller   // full packets do not arrive: come again with small ones
+  kSmaller,  // full packets do not arrive: come again with small ones
+  kUnnamed   // too many that nobody has named are here already: come again
 };
 inline constexpr std::size_t kAnswerBytes = 24;
 struct TcpReply {

@@ -243,7 +243,9 @@ TEST_CASE("transport/tcp: memory for payloads goes back when it was not used for
 TEST_CASE("transport/tcp: of peers that nobody has named few have connections, and a member comes in beside them",
           "[transport][fast]") {
   test::MovableClock clock;
-  auto pair = make_tcp_pair();
+  TcpOptions options = test_options();
+  options.greetings_max = 64;
+  auto pair = make_tcp_pair(options);
   std::vector<std::unique_ptr<Stranger>> strangers;
   const auto come = [&] {
     strangers.push_back(std::make_unique<Stranger>(pair->b));
@@ -262,9 +264,39 @@ TEST_CASE("transport/tcp: of peers that nobody has named few have connections, a
   // Who is named later is none of them any more.
   CHECK_FALSE(come());
   clock.pass(core::from_seconds(31));
+  CHECK_FALSE(come());
+  clock.pass(core::from_seconds(30 * 60));
   CHECK(come());
   CHECK(strangers.front()->was_hung_up_on());
   CHECK_FALSE(strangers[1]->was_hung_up_on());
+}
+
+TEST_CASE("transport/tcp: a peer that nobody has named stays if its messages are here", "[transport][fast]") {
+  test::MovableClock clock;
+  TcpOptions options = test_options();
+  options.greetings_max = 2;
+  auto pair = make_tcp_pair(options);
+  contract::Pair::connect_one(pair->a, pair->b);
+  const auto arrives = [&](std::size_t count) {
+    REQUIRE(pair->a.peer->send(numbered(count), {}, 0, {}).is_ok());
+    return pair->run_until([&] { return pair->b.receiver.messages.size() == count; });
+  };
+  REQUIRE(arrives(1));
+  clock.pass(core::from_seconds(1));
+  std::vector<std::unique_ptr<Stranger>> strangers;
+  const auto come = [&] {
+    strangers.push_back(std::make_unique<Stranger>(pair->b));
+    strangers.back()->greet(make_tcp_id());
+    for (int i = 0; i < 50; ++i) pair->b.progress();
+    return !strangers.back()->was_hung_up_on();
+  };
+  REQUIRE(come());
+  CHECK_FALSE(come());
+  clock.pass(core::from_seconds(31 * 60));
+  CHECK(come());  // in the place of the silent one
+  CHECK(strangers.front()->was_hung_up_on());
+  CHECK(arrives(2));
+  CHECK(pair->a.receiver.failures.empty());
 }
 
 TEST_CASE("transport/tcp: two who connect to each other at once both send", "[transport][fast]") {

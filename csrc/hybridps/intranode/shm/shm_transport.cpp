@@ -22,7 +22,6 @@ using core::Status;
 using std::chrono::steady_clock;
 
 constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
-constexpr std::size_t kStrangersMax = 128;
 
 // epoll tags: EpollSource (32 bits) | index or serial (32 bits).
 enum class EpollSource : std::uint32_t { kListener = 1, kWakeUp = 2, kTimer = 3, kStranger = 4, kEndpoint = 5 };
@@ -333,7 +332,7 @@ void ShmTransport::accept_strangers() {
       return;
     }
     int pid = 0;
-    if (!is_same_user(socket.get(), pid) || strangers_.size() >= kStrangersMax) {
+    if (!is_same_user(socket.get(), pid) || strangers_.size() >= std::max<std::size_t>(128, options_.peers_max)) {
       ++counters_.strangers_dropped;
       continue;
     }
@@ -365,6 +364,8 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
     answer.echo = hello.nonce;
     answer.mac = mac_by(MeetingRole::kListener);
     send_packet(stranger.socket.get(), answer);
+    stranger.deadline = steady_clock::now() + options_.hello_deadline;  // once: a second meeting is no hello
+    set_timer();
     return;
   }
   const bool is_known = stranger.nonces[1] != Nonce{} && hello.from == stranger.from.value &&
@@ -405,13 +406,16 @@ void ShmTransport::run_timers() {
   std::uint64_t expirations = 0;
   static_cast<void>(!::read(timer_.get(), &expirations, sizeof expirations));
   const auto now = steady_clock::now();
-  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
-    if (now < stranger->second.deadline) {
-      ++stranger;
-      continue;
-    }
+  std::vector<std::uint32_t> late;
+  for (const auto& [serial, stranger] : strangers_)
+    if (now >= stranger.deadline) late.push_back(serial);
+  for (const std::uint32_t serial : late) {
+    serve_stranger(serial);  // this process may be what was late
+    const auto stranger = strangers_.find(serial);
+    if (stranger == strangers_.end()) continue;
+    if (now < stranger->second.deadline) continue;  // it has just met us
     unwatch(stranger->second.socket.get());
-    stranger = strangers_.erase(stranger);
+    strangers_.erase(stranger);
     ++counters_.strangers_dropped;
   }
   for (std::size_t i = 0; i < live_.size(); ++i) live_[i]->retry(now);

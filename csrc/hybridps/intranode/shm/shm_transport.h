@@ -47,7 +47,7 @@ struct ShmOptions {
   /// Power of two.
   std::uint32_t release_entries = 4096;
   /// How long a stranger may stay connected without a valid hello.
-  std::chrono::milliseconds hello_deadline{5000};
+  std::chrono::milliseconds hello_deadline{15000};
 };
 
 enum class ProofState {

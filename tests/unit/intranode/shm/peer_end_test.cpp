@@ -479,6 +479,7 @@ TEST_CASE("intranode/shm: strangers at the socket are dropped and harm nobody", 
 TEST_CASE("intranode/shm: a crowd of silent strangers does not lock engines out for ever", "[intranode][fast]") {
   ShmOptions options;
   options.hello_deadline = std::chrono::milliseconds(200);
+  options.peers_max = 100;
   Side a;
   open_side(a, options);
   const std::string name = decode(a.transport->address())->socket_name;

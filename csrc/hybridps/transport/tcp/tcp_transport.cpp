@@ -321,20 +321,23 @@ bool TcpTransportImpl::arm() {
   if (!listed_.empty() || !unread_.empty() || !completions_.empty() || !attention_.empty()) return false;
   if (greeting_.empty() && rx_pool_->bytes_mapped() == 0 && !identity_) return true;
   const core::TimePoint now = core::Clock::now();
+  bool has_lost = false;
   if (identity_ && now >= looks_at_records_) {
     looks_at_records_ = now + kLookAtRecordsEvery;
     for (const auto& link : links_)
-      if (link->state == TcpLink::LinkState::kOpen && link->channel && link->channel->waits_too_long(now))
+      if (link->state == TcpLink::LinkState::kOpen && link->channel && link->channel->waits_too_long(now)) {
+        has_lost = true;
         on_lost(*link,
                 "the connection (" + name_ + ") to " + link->to + " brought a part of a TLS record, and no rest of it",
                 Loss::kOther);
+      }
   }
   if (!greeting_.empty()) expire_greetings(now);
   if (now >= trims_at_) {
     if (trims_at_ != core::TimePoint{}) rx_pool_->trim();
     trims_at_ = now + kTrimEvery;
   }
-  return true;
+  return attention_.empty() && !has_lost;  // progress() must look at a lost connection's next attempt
 }
 
 std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {

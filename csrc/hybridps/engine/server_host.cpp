@@ -444,10 +444,12 @@ class ServerHostImpl final : public ServerHost {
     const core::EngineId engine = shard.record().engine;
     const core::MutexLock lock(mutex_);
     const auto open = open_.find(uid);
-    const auto past = std::find_if(past_.begin(), past_.end(),
-                                   [&](const auto& one) { return one.uid == uid && one.shard == engine; });
+    // A close request that came behind the group's end tells nothing new.
+    const PastGroup* past = nullptr;
+    for (const PastGroup& one : past_)
+      if (one.uid == uid && one.shard == engine && (past == nullptr || !one.engines.empty())) past = &one;
     const bool is_open = open != open_.end() && open->second.shards.contains(engine);
-    if (!is_open && (past == past_.end() || (past->engines.empty() && shard.has_groups())))
+    if (!is_open && (past == nullptr || (past->engines.empty() && shard.has_groups())))
       return Status(Code::kInvalidArgument, "the job has no group on engine " + core::to_string(engine) +
                                                 ", and can have no other one in its place");
     const std::vector<core::EngineId>& mine = is_open ? open->second.engines : past->engines;
@@ -543,7 +545,9 @@ class ServerHostImpl final : public ServerHost {
         const auto refused = [&](Status status) {
           const core::MutexLock lock(mutex_);
           if (const auto found = open_.find(roster.uid); found != open_.end()) {
-            for (const core::EngineId shard : added) found->second.shards.erase(shard);
+            for (const core::EngineId shard : added)
+              if (found->second.shards.erase(shard) > 0 && status.code() == Code::kTimeout)  // it may have the group
+                remember(roster.uid, shard, found->second.engines);
             if (found->second.shards.empty()) open_.erase(found);
           }
           say("refused group " + text + ": " + std::string(status.message()));

@@ -87,7 +87,10 @@ class Shard final : public LoopClient, core::Pinned {
     packs_from_ = config.compress_min_bytes;
     jobs_ = static_cast<std::size_t>(options.jobs);
     share_ = memory / 4 / std::max<std::uint64_t>(1, jobs_);
-    if (jobs_ == 0) of_all_ = std::make_shared<JobBudget>(share_);
+    if (jobs_ == 0) {
+      of_all_ = std::make_shared<JobBudget>(share_);
+      of_all_->state->bytes_max = ~std::uint64_t{0};  // groups have their own limits: no job ends groups of another
+    }
     pushers_max_ = std::max<std::uint64_t>(1, share_ / std::max<std::uint64_t>(1, o.eager_bytes));
     const std::size_t pool_bytes = whole_pages(std::max<std::size_t>(o.pool_bytes(), memory / 4));
     if (interfaces.rdma)

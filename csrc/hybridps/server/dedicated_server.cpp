@@ -1,6 +1,7 @@
 #include "hybridps/server/dedicated_server.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
@@ -20,14 +21,18 @@ constexpr std::size_t kSpansMax = std::size_t{1} << 17;
 constexpr std::size_t kVersionsKept = 1024;
 // In SpanKey::span: the whole operation is over.
 constexpr std::uint32_t kAllSpans = 0xffffffffU;
-// The memory of a group's state, roughly: the spans that are over, a member, a plan version.
-constexpr std::uint64_t kGroupBytes = 128 << 10;
+// The memory of a group's state, roughly: a member, a plan version, a span that is over.
+constexpr std::uint64_t kGroupBytes = 16 << 10;
 constexpr std::uint64_t kMemberBytes = 1024;
 constexpr std::uint64_t kVersionBytes = 128;
+constexpr std::uint64_t kOverBytes = 128;
 
-/// The memory of a span's state, roughly. Each node has a stream of results, with a mark for each chunk.
-std::uint64_t span_bytes(std::uint64_t nodes, std::uint64_t chunks) noexcept {
-  return 1024 + 512 * nodes + (96 + nodes) * chunks;
+/// The memory of a span's state, roughly, until its first result.
+std::uint64_t span_bytes(std::uint64_t nodes, std::uint64_t chunks) noexcept { return 1024 + 32 * nodes + chunks; }
+
+/// The memory that its streams of results add. Each has a mark for each chunk.
+std::uint64_t streams_bytes(std::uint64_t streams, std::uint64_t chunks) noexcept {
+  return 512 * streams + (96 + streams) * chunks;
 }
 
 }  // namespace
@@ -104,9 +109,23 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   }
   void add_taker(int rank) { takers_.push_back(rank); }
   std::uint32_t chunks() const noexcept { return chunks_; }
+  /// What the span has taken of its group's budget.
+  std::uint64_t state_bytes() const noexcept { return state_bytes_; }
+  void take(std::uint64_t bytes) noexcept {
+    group_.take(bytes);
+    state_bytes_ += bytes;
+  }
+  /// Makes the streams of results when they are first needed: most spans may wait for the slowest node until then.
+  void make_streams_by(std::function<void()> make) { make_streams_ = std::move(make); }
+  void need_streams() {
+    if (make_streams_) std::exchange(make_streams_, nullptr)();
+  }
 
   // LocalOwner
-  void on_complete(std::uint32_t, std::uint32_t chunk) override { results_.offer(chunk); }
+  void on_complete(std::uint32_t, std::uint32_t chunk) override {
+    need_streams();
+    results_.offer(chunk);
+  }
   void on_granted(std::uint32_t, std::uint32_t) override {}  // no rank here contributes
 
   // ResultStreams::Maker
@@ -171,6 +190,8 @@ class DedicatedServer::ServedSpan final : public LocalOwner, public ResultStream
   const compress::Codec* const codec_;
   ResultStreams results_;
   std::vector<int> takers_;  // ranks that still lack results
+  std::uint64_t state_bytes_ = 0;
+  std::function<void()> make_streams_;  // null: they are made
 };
 
 DedicatedServer::DedicatedServer(flow::Outbox& outbox, DedicatedHost& host, std::uint32_t grant_chunks,
@@ -229,19 +250,16 @@ std::string DedicatedServer::refuse(const Served& group, int sender, const wire:
   return {};
 }
 
-bool DedicatedServer::has_room(Served& group, const wire::ChunkId& first) {
-  const std::uint32_t chunk_bytes =
-      chunk_bytes_of(group.info.chunks, *group.tuning_of(first), nullptr, first.signature.dtype);
-  const std::uint64_t chunks = (first.span_bytes + chunk_bytes - 1) / chunk_bytes;
-  if (group.has_room(span_bytes(static_cast<std::uint64_t>(group.info.topology.nodes()), chunks))) return true;
+bool DedicatedServer::has_room(Served& group, std::uint64_t sequence, std::uint64_t bytes) {
+  if (group.has_room(bytes)) return true;
   const compress::MemoryBudget& budget = *group.info.state_budget;
   close_later(group.info.uid,
               core::Status(core::Code::kOutOfResources,
-                           "a dedicated server has no memory for operation " + std::to_string(first.sequence) +
+                           "a dedicated server has no memory for operation " + std::to_string(sequence) +
                                ": a job's groups and operations that are not over may take " +
                                std::to_string(budget.bytes_max) + " bytes, and " + std::to_string(budget.used) +
                                " are taken; wait for operations before issuing more, or start it with more --memory"),
-              Tell::kFailed);
+              Tell::kLost);
   return false;
 }
 
@@ -273,28 +291,32 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
   if (first.signature.op == core::ReduceOp::kAvg && !core::is_floating(first.signature.dtype))
     opening.finish = {reduce::Finish::Scaling::kDivideTruncate, 1.0, topology.size()};
 
+  const std::uint64_t bytes = span_bytes(opening.nodes, opening.chunks);
+  if (!has_room(group, first.sequence, bytes)) return nullptr;
   auto made = std::make_unique<ServedSpan>(*this, group, key, opening, first.tensor, opening.codec);
   ServedSpan* span = made.get();
   opening.owner = span;
-  const auto add = [&](int rank) {
+  std::vector<int> receivers;
+  const auto add = [this, span, &group, first, priority, bytes = opening.bytes, chunk_bytes = opening.chunk_bytes,
+                    chunks = opening.chunks, is_coded = opening.codec != nullptr](int rank) {
     auto stream = std::make_unique<flow::Stream>();
-    stream->from = {{}, group.info.uid, static_cast<std::uint32_t>(topology.rank())};
+    stream->from = {{}, group.info.uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     stream->id = first;
     stream->id.stage = wire::Stage::kResult;
     stream->id.contributor = 0;
     stream->peer = group.info.members.engine(rank);
-    stream->bytes = opening.bytes;
+    stream->bytes = bytes;
     stream->priority = priority;
-    stream->chunk_bytes = opening.chunk_bytes;
-    stream->chunks = opening.chunks;
-    if (opening.codec == nullptr && signature.total_bytes >= group.info.packs_from) {
+    stream->chunk_bytes = chunk_bytes;
+    stream->chunks = chunks;
+    if (!is_coded && first.signature.total_bytes >= group.info.packs_from) {
       stream->may_pack = group.info.may_pack;
-      stream->dtype = signature.dtype;
+      stream->dtype = first.signature.dtype;
     }
     span->results().add(std::move(stream));
   };
   if (first.signature.kind == schedule::Kind::kReduce) {
-    add(first.signature.root);
+    receivers.push_back(first.signature.root);
     span->add_taker(first.signature.root);
   } else {
     // The first node differs per server, so that not all servers send to node 0 first.
@@ -303,11 +325,18 @@ DedicatedServer::ServedSpan* DedicatedServer::open_span(Served& group, const wir
       const int node = (first_node + step) % topology.nodes();
       const int agent = topology.agent(node, topology.rank());
       span->add_taker(agent);
-      if (!levels || topology.parent_node(node, topology.rank()) < 0) add(agent);  // the others have a gateway
+      if (!levels || topology.parent_node(node, topology.rank()) < 0)
+        receivers.push_back(agent);  // the others have a gateway
     }
   }
   group.chunks += opening.chunks;
-  group.take(span_bytes(opening.nodes, opening.chunks));
+  span->take(bytes);
+  span->make_streams_by([this, span, &group, add, receivers = std::move(receivers), sequence = first.sequence] {
+    const std::uint64_t more = streams_bytes(receivers.size(), span->chunks());
+    if (!has_room(group, sequence, more)) return;
+    span->take(more);
+    for (const int rank : receivers) add(rank);
+  });
   group.spans[key] = std::move(made);
   return server_.open(key, opening) ? span : nullptr;
 }
@@ -339,8 +368,10 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
     const wire::From me{{}, from.uid, static_cast<std::uint32_t>(group->info.topology.rank())};
     outbox_.send(from.source, {me, 0, wire::EchoBack{*echo}});
   } else if (const auto* grant = message.as<wire::Grant>()) {
-    if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end())
+    if (const auto found = group->spans.find(key_of(*group, grant->chunk)); found != group->spans.end()) {
+      found->second->need_streams();
       found->second->results().on_grant(from.source, *grant);
+    }
   } else if (const auto* failover = message.as<wire::Failover>()) {
     if (failover->what == wire::Failover::What::kLanded)
       on_landed(*group, static_cast<int>(from.sender_rank), *failover);
@@ -366,9 +397,7 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
                   Tell::kFailed);
       return;
     }
-    if (group->spans.count(key) == 0 &&
-        (!has_room(*group, *chunk) || open_span(*group, *chunk, message.priority) == nullptr))
-      return;
+    if (group->spans.count(key) == 0 && open_span(*group, *chunk, message.priority) == nullptr) return;
     if (message.as<wire::Data>() != nullptr)
       server_.on_push(from, *chunk, std::move(payload));
     else
@@ -423,15 +452,17 @@ void DedicatedServer::end_span(Served& group, const SpanKey& key) {
   server_.close(key);
   if (const auto span = group.spans.find(key); span != group.spans.end()) {
     group.chunks -= span->second->chunks();
-    group.give_back(span_bytes(static_cast<std::uint64_t>(group.info.topology.nodes()), span->second->chunks()));
+    group.give_back(span->second->state_bytes());
     group.spans.erase(span);
     leave_if_released(group);
   }
   if (!group.over.insert(key).second) return;
   group.over_order.push_back(key);
+  group.take(kOverBytes);
   if (group.over_order.size() > kOverKept) {
     group.over.erase(group.over_order.front());
     group.over_order.pop_front();
+    group.give_back(kOverBytes);
   }
 }
 

@@ -129,8 +129,8 @@ class DedicatedServer final : public Listener, core::Pinned {
   /// Frees the slots of results that wait for slow receivers. Returns whether there were any.
   bool set_results_aside();
   std::string refuse(const Served& group, int sender, const wire::ChunkId& chunk) const;
-  /// Fails the group, and returns false, if its job has no memory for the span left.
-  bool has_room(Served& group, const wire::ChunkId& first);
+  /// Leaves the group, and returns false, if its job has not so much memory left. The ranks go on without this server.
+  bool has_room(Served& group, std::uint64_t sequence, std::uint64_t bytes);
   void on_ask(Served& group, const wire::PlanAsk& ask);
   /// Tells the members about tensors whose sums go without error feedback from now on.
   void tell_forgotten(Served& group);

@@ -274,7 +274,7 @@ TEST_CASE("engine/server_host: a job has its part of the memory, and what it doe
   // Groups have memory, too, in each job's own part.
   core::Status refused;
   std::uint64_t opened = 1;
-  for (; opened < 200 && refused.is_ok(); ++opened) refused = scene.ask(of_job(100 + opened, 3, 3));
+  for (; opened < 2000 && refused.is_ok(); ++opened) refused = scene.ask(of_job(10000 + opened, 3, 3));
   CHECK(refused.code() == core::Code::kOutOfResources);
   INFO(refused.message());
   CHECK(text_of(refused).find("a job's groups and operations may take 16777216 bytes of its memory") !=

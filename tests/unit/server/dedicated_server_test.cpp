@@ -39,7 +39,11 @@ struct Rig final : server::DedicatedHost {
     dedicated.reset();
     router.endpoints.clear();
   }
-  void send_control(core::EngineId, wire::Message, std::string_view text) override { told.emplace_back(text); }
+  void send_control(core::EngineId, wire::Message message, std::string_view text) override {
+    told.emplace_back(text);
+    const auto* failover = message.as<wire::Failover>();
+    lost += failover != nullptr && failover->what == wire::Failover::What::kLost ? 1 : 0;
+  }
   void on_tuning(core::GroupUid, const schedule::Tuning&) override {}
   void on_served_group_closed(core::GroupUid, const core::Status&) override {}
 
@@ -80,6 +84,7 @@ struct Rig final : server::DedicatedHost {
   test::FakeRouter router;
   test::Lender lender;
   std::vector<std::string> told;
+  int lost = 0;  // of these, tell that the server is lost
   std::unique_ptr<flow::Outbox> outbox;
   std::unique_ptr<server::DedicatedServer> dedicated;
 };
@@ -146,22 +151,24 @@ TEST_CASE("server/dedicated_server: results that wait for one rank leave the slo
   CHECK(rig.pool->slots_in_use() == 0);
 }
 
-TEST_CASE("server/dedicated_server: a job without memory for one more span fails and says so, another goes on",
+TEST_CASE("server/dedicated_server: a job without memory for one more span loses the server, another goes on",
           "[server][fast]") {
   const std::uint64_t of_group = server::ServedGroup::state_bytes(3);
-  Rig rig(8, of_group + 7000);  // spans of two nodes take some 2 KiB each
+  Rig rig(8, of_group + 4500);  // spans of two nodes take some 1 KiB each, and as much again from their first result on
   const core::GroupUid other{8, 9};
-  rig.open(other, std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{of_group + 7000, 0}));
+  rig.open(other, std::make_shared<compress::MemoryBudget>(compress::MemoryBudget{of_group + 20000, 0}));
   for (std::uint16_t attempt = 0; attempt < 3; ++attempt) rig.push(attempt, 0, 1);
   rig.dedicated->tick();
   CHECK(rig.told.empty());
+  CHECK(rig.budget->used < of_group + 3500);
   CHECK(rig.lender.lent() == 3);
   rig.push(0, 1, 1);  // of an open span: nothing more is taken
   CHECK(rig.results_of(0).size() == 1);
   rig.push(3, 0, 1);
   rig.dedicated->tick();
   REQUIRE(rig.told.size() == 2);  // both ranks
-  CHECK(rig.told[0].find("may take " + std::to_string(of_group + 7000) + " bytes, and ") != std::string::npos);
+  CHECK(rig.lost == 2);
+  CHECK(rig.told[0].find("may take " + std::to_string(of_group + 4500) + " bytes, and ") != std::string::npos);
   CHECK_FALSE(rig.dedicated->has(kUid));
   CHECK(rig.budget->used == 0);
   rig.push(0, 0, 1, other);

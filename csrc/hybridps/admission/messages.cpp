@@ -39,7 +39,10 @@ core::Result<Bytes> hello() {
 
 bool Visit::input(std::span<const std::uint8_t> bytes) {
   if (bytes.size() > wanted()) return false;
-  in_.insert(in_.end(), bytes.begin(), bytes.end());
+  if (state_ == VisitState::kTooLarge)
+    wanted_ -= bytes.size();
+  else
+    in_.insert(in_.end(), bytes.begin(), bytes.end());
   return wanted() > 0 || understand();
 }
 
@@ -66,36 +69,43 @@ bool Visit::understand() {
       if (length > body_bytes_max_)
         core::log_warn("refused a request of ", length, " bytes: this server takes ", body_bytes_max_,
                        " at most; start it with more --memory");
-      if (length < 1 || length > body_bytes_max_) return false;
-      state_ = VisitState::kBody;
+      if (length < 1 || length > kBodyBytesMax) return false;
+      state_ = length > body_bytes_max_ ? VisitState::kTooLarge : VisitState::kBody;
       wanted_ = length;
       break;
     }
     case VisitState::kBody: {
       if (!tls::is_equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
         return false;
-      core::Result<Bytes> result = handler_(in_);
-      Bytes answer;
-      if (result.is_ok()) {
-        answer.push_back(0);
-        answer.insert(answer.end(), result.value().begin(), result.value().end());
-      } else {
-        const std::string text(result.status().message());
-        answer.push_back(static_cast<std::uint8_t>(result.status().code()));
-        answer.insert(answer.end(), text.begin(), text.end());
-      }
-      const Mac mac = mac_of(token_, "answer", job_nonce_.data(), server_nonce_.data(), answer);
-      out_.insert(out_.end(), mac.begin(), mac.end());
-      put_u32(out_, static_cast<std::uint32_t>(answer.size()));
-      out_.insert(out_.end(), answer.begin(), answer.end());
-      state_ = VisitState::kAnswered;
-      wanted_ = 0;
+      answer(handler_(in_));
       break;
     }
+    case VisitState::kTooLarge:
+      answer(Status(Code::kOutOfResources, "it takes requests of " + std::to_string(body_bytes_max_) +
+                                               " bytes at most; start it with more --memory"));
+      break;
     case VisitState::kAnswered: return false;
   }
   in_.clear();
   return true;
+}
+
+void Visit::answer(const core::Result<Bytes>& result) {
+  Bytes said;
+  if (result.is_ok()) {
+    said.push_back(0);
+    said.insert(said.end(), result.value().begin(), result.value().end());
+  } else {
+    const std::string text(result.status().message());
+    said.push_back(static_cast<std::uint8_t>(result.status().code()));
+    said.insert(said.end(), text.begin(), text.end());
+  }
+  const Mac mac = mac_of(token_, "answer", job_nonce_.data(), server_nonce_.data(), said);
+  out_.insert(out_.end(), mac.begin(), mac.end());
+  put_u32(out_, static_cast<std::uint32_t>(said.size()));
+  out_.insert(out_.end(), said.begin(), said.end());
+  state_ = VisitState::kAnswered;
+  wanted_ = 0;
 }
 
 }  // namespace hybridps::admission

@@ -67,8 +67,10 @@ class Visit : core::Pinned {
   /// All bytes to send since the start; the output only grows.
   const Bytes& output() const noexcept { return out_; }
   /// The visitor has proven that it holds the token.
-  bool is_proven() const noexcept { return state_ == VisitState::kBody || state_ == VisitState::kAnswered; }
-  /// The body of the request is on its way, and has more than kLargeBytes.
+  bool is_proven() const noexcept {
+    return state_ == VisitState::kBody || state_ == VisitState::kTooLarge || state_ == VisitState::kAnswered;
+  }
+  /// The body of the request is on its way, and has more than kLargeBytes. One that is too large is not kept.
   bool has_large_body() const noexcept { return state_ == VisitState::kBody && wanted_ > kLargeBytes; }
   bool is_answered() const noexcept { return state_ == VisitState::kAnswered; }
   /// The visitor speaks this protocol, but has not proven that it holds the token. Such a visitor is a job with another
@@ -76,8 +78,9 @@ class Visit : core::Pinned {
   bool has_hung_up_at_token() const noexcept { return state_ == VisitState::kProof; }
 
  private:
-  enum class VisitState { kHello, kProof, kBody, kAnswered };
+  enum class VisitState { kHello, kProof, kBody, kTooLarge, kAnswered };
   bool understand();
+  void answer(const core::Result<Bytes>& result);
 
   const std::string& token_;
   const Handler& handler_;

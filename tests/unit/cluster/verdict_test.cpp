@@ -537,7 +537,7 @@ TEST_CASE("cluster/verdict: a peer that cannot be asked for want of descriptors 
   job.sleep(kDead);
   std::string whose;
   SECTION("a timeout tells of it, where they lack there") {
-    whose = "of the processes there; raise `ulimit -n` of these";
+    whose = "of the processes there (raise `ulimit -n` of these)";
   }
   SECTION("a timeout tells of it, where they lack here") { whose = "of this process: Too many open files; "; }
   if (!whose.empty()) {

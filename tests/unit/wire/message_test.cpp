@@ -179,12 +179,19 @@ TEST_CASE("wire/message: every value of an enumeration beyond the last is refuse
     std::string_view name;
     unsigned count;
   };
-  const Enumeration enumerations[] = {{"stage", wire::kStageCount},     {"point_to_point", 2},
-                                      {"scope", schedule::kScopeCount}, {"kind", schedule::kKindCount},
-                                      {"dtype", core::kDTypeCount},     {"op", core::kReduceOpCount},
-                                      {"permit", wire::kPermitCount},   {"of", wire::kPermitCount},
-                                      {"on", wire::kVerdictOnCount},    {"passed_on", 2},
-                                      {"coding", wire::kCodingCount},   {"what", wire::kFailoverWhatCount},
+  const Enumeration enumerations[] = {{"stage", wire::kStageCount},
+                                      {"point_to_point", 2},
+                                      {"scope", schedule::kScopeCount},
+                                      {"kind", schedule::kKindCount},
+                                      {"dtype", core::kDTypeCount},
+                                      {"op", core::kReduceOpCount},
+                                      {"permit", wire::kPermitCount},
+                                      {"of", wire::kPermitCount},
+                                      {"on", wire::kVerdictOnCount},
+                                      {"passed_on", 2},
+                                      {"wants_answer", 2},
+                                      {"coding", wire::kCodingCount},
+                                      {"what", wire::kFailoverWhatCount},
                                       {"step", wire::kJoinStepCount}};
   for (std::uint8_t type = 0; type < wire::kTypeCount; ++type) {
     for (const wire::Field& field : fields_of(name_of(bodies()[type]))) {

@@ -456,14 +456,15 @@ class ServerHostImpl final : public ServerHost {
       return Status(Code::kInvalidArgument, "the job has no group on engine " + core::to_string(engine) +
                                                 ", and can have no other one in its place");
     const std::vector<core::EngineId>& mine = is_open ? open->second.engines : past->engines;
-    const auto uses = [&](const std::shared_ptr<Shard>& retired) {
-      return std::any_of(open_.begin(), open_.end(), [&](const auto& one) {
-        return one.second.shards.contains(retired->record().engine) &&
-               std::find_first_of(mine.begin(), mine.end(), one.second.engines.begin(), one.second.engines.end()) !=
-                   mine.end();
-      });
-    };
-    if (std::count_if(retired_.begin(), retired_.end(), uses) >= static_cast<std::ptrdiff_t>(kRetiredOfJobMax))
+    std::size_t given_up = 0;
+    for (const auto& retired : retired_)
+      for (const auto& [of, group] : open_)
+        if (group.shards.contains(retired->record().engine) &&
+            std::find_first_of(mine.begin(), mine.end(), group.engines.begin(), group.engines.end()) != mine.end()) {
+          ++given_up;
+          break;
+        }
+    if (given_up >= kRetiredOfJobMax)
       return Status(Code::kOutOfResources, "the job has given up " + std::to_string(kRetiredOfJobMax) +
                                                " engines on which it still has groups; no job may have more");
     return Status::ok();

@@ -48,6 +48,7 @@ struct Config {
   std::string token;
   std::string token_file;
   bool tls = false;  // HYBRIDPS_SECURITY
+  bool checksum = false;
   std::string interface;
   PortRange ports;
   std::string tcp_congestion;

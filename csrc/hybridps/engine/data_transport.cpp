@@ -45,6 +45,7 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.bytes_per_second_max = from.tcp_gbps * 1e9 / 8;
   options.dscp = from.dscp;
   options.authority = from.authority;
+  options.checksums = from.checksums;
   options.payload_bytes_max = from.payload_bytes_max;
   return as_transport(transport::TcpTransport::create(options));
 }
@@ -55,6 +56,7 @@ DataOptions data_options(const core::Config& config, core::Duration close_timeou
                          std::shared_ptr<const tls::Authority> authority) {
   DataOptions options;
   options.authority = std::move(authority);
+  options.checksums = config.checksum;
   options.close_timeout = close_timeout;
   options.user_timeout = std::max(options.user_timeout, core::from_seconds(2 * config.dead_seconds));
   options.patience = core::from_seconds(config.dead_seconds);
@@ -180,7 +182,8 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
 
 std::string text_of_transport(const Interfaces& interfaces, const core::Config& config) {
   if (interfaces.rdma) return "RDMA";
-  return interfaces.ucx ? "TCP through UCX" : config.tls ? "TCP with TLS" : "TCP";
+  if (interfaces.ucx) return "TCP through UCX";
+  return config.tls ? "TCP with TLS" : config.checksum ? "TCP with checksums" : "TCP";
 }
 
 std::string text_of(const Interfaces& interfaces) {

@@ -57,6 +57,7 @@ struct DataOptions {
   double tcp_gbps = 0;
   int dscp = 0;
   std::shared_ptr<const tls::Authority> authority;  // null: in clear
+  bool checksums = false;                           // of our own TCP, too; with an authority there are none
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)
@@ -92,7 +93,7 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
 
 /// "data=eth0,eth1 control=eth0 rate=25+25Gbit/s".
 std::string text_of(const Interfaces& interfaces);
-/// "RDMA", "TCP", "TCP with TLS", "TCP through UCX".
+/// "RDMA", "TCP", "TCP with TLS", "TCP with checksums", "TCP through UCX".
 std::string text_of_transport(const Interfaces& interfaces, const core::Config& config);
 
 }  // namespace hybridps::engine

@@ -242,13 +242,15 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
   const transport::Locality here = transport::own_locality(place.rank, place.size);
   DataNetwork network;
   network.wanted = config.data_transport;
-  const auto not_with_tls = [](const std::string& why) {
+  const bool needs_tcp = config.tls || config.checksum;
+  const auto needs_our_tcp = [&](const std::string& why) {
     return core::Status(core::Code::kInvalidArgument,
-                        "HYBRIDPS_SECURITY=tls encrypts hybridps's own TCP only, and " + why);
+                        std::string(config.tls ? "HYBRIDPS_SECURITY=tls encrypts" : "HYBRIDPS_CHECKSUM=1 checks") +
+                            " hybridps's own TCP only, and " + why);
   };
-  if (config.tls && (network.wanted == core::DataTransport::kRdma || network.wanted == core::DataTransport::kUcx))
-    return not_with_tls("HYBRIDPS_DATA_TRANSPORT asks for another transport; set it to tcp, or unset it");
-  if (config.tls) network.wanted = core::DataTransport::kTcp;
+  if (needs_tcp && (network.wanted == core::DataTransport::kRdma || network.wanted == core::DataTransport::kUcx))
+    return needs_our_tcp("HYBRIDPS_DATA_TRANSPORT asks for another transport; set it to tcp, or unset it");
+  if (needs_tcp) network.wanted = core::DataTransport::kTcp;
   network.control = chosen.control;
   const std::string users = text_of("HYBRIDPS_UCX_NET_DEVICES", text_of("UCX_NET_DEVICES", ""));
   network.users = !users.empty();
@@ -294,10 +296,10 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
                !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);
   chosen.control_ucx = chosen.ucx || !has_address(chosen.control_nic);
-  if (config.tls && chosen.control_ucx)
-    return not_with_tls(chosen.users ? "UCX_NET_DEVICES or HYBRIDPS_UCX_NET_DEVICES asks for UCX; unset it"
-                                     : "a card without an IP address that other hosts can reach needs UCX; choose "
-                                       "cards by HYBRIDPS_INTERFACE and HYBRIDPS_DATA_INTERFACES");
+  if (needs_tcp && chosen.control_ucx)
+    return needs_our_tcp(chosen.users ? "UCX_NET_DEVICES or HYBRIDPS_UCX_NET_DEVICES asks for UCX; unset it"
+                                      : "a card without an IP address that other hosts can reach needs UCX; choose "
+                                        "cards by HYBRIDPS_INTERFACE and HYBRIDPS_DATA_INTERFACES");
   chosen.why = data.value().why;
   chosen.with_control = network.named.empty()
                             ? !chosen.rdma

@@ -20,6 +20,7 @@ enum class Counter : std::uint8_t {
   kNetTxDeviceBytes,
   kNetTxHeaderBytes,
   kNetRxHeaderBytes,
+  kNetRxDamaged,
   kShmTxPayloadBytes,
   kShmRxPayloadBytes,
   kBadMessages,
@@ -37,7 +38,7 @@ enum class Counter : std::uint8_t {
   kPackNs,
   kUnpackNs,
 };
-inline constexpr std::size_t kCounterCount = 24;
+inline constexpr std::size_t kCounterCount = 25;
 
 class Counters {
  public:

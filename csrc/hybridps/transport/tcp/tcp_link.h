@@ -41,8 +41,8 @@ struct TcpSend {
   std::size_t payload_bytes = 0;
   SendDone done;
   bool is_stamped = false;     // the frame tells what has come; its bytes stay as they are
-  std::size_t head_bytes = 0;  // frame and header
-  std::array<std::byte, kFrameBytes + kHeaderBytesMax> head;
+  std::size_t head_bytes = 0;  // frame, with its sums if there are any, and header
+  std::array<std::byte, kFrameBytes + kSumsBytes + kHeaderBytesMax> head;
 
   std::size_t bytes() const noexcept { return head_bytes + payload_bytes; }
   std::byte* data() noexcept { return payload ? payload.data() : copy.data(); }
@@ -118,6 +118,7 @@ struct TcpLink : core::Pinned {
   std::size_t payload_bytes = 0;
   std::size_t payload_have = 0;
   std::size_t header_bytes = 0;
+  std::uint32_t body_sum = 0;  // that the frame tells of header and payload
   std::array<std::byte, kHeaderBytesMax> header;
 };
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "hybridps/core/crc32c.h"
 #include "hybridps/core/log.h"
 #include "hybridps/core/text.h"
 #include "hybridps/transport/tcp/tcp_transport_impl.h"
@@ -51,7 +52,7 @@ core::Status TcpTransportImpl::send(TcpEndpoint& endpoint, std::span<const std::
   if (payload_bytes > 0) send.payload = payload;
   send.payload_bytes = payload_bytes;
   send.done = std::move(done);
-  std::memcpy(send.head.data() + kFrameBytes, header.data(), header.size());
+  std::memcpy(send.head.data() + frame_bytes(), header.data(), header.size());
   send.head_bytes += header.size();
   ++stats_.tx_messages;
   stats_.tx_header_bytes += header.size();
@@ -69,7 +70,7 @@ TcpSend& TcpTransportImpl::queue_frame(TcpLink& link, const Frame& frame) {
   free_sends_.pop_back();
   send.payload_bytes = 0;
   send.is_stamped = false;
-  send.head_bytes = kFrameBytes;
+  send.head_bytes = frame_bytes();
   encode(frame, send.head.data());
   link.queue.push_back(&send);
   ++unsent_;
@@ -117,6 +118,7 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
       TcpSend& send = **at;
       if (!std::exchange(send.is_stamped, true)) {
         set_received(send.head.data(), static_cast<std::uint32_t>(link.session.received()));
+        if (address_.has_checksums) add_sums_to(send);
         link.untold_bytes = 0;
       }
       add(send.head.data(), send.head_bytes);
@@ -145,6 +147,14 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
   }
   if (link.watches_write) (void)watch(link, /*write=*/false);
   return did;
+}
+
+/// When the frame is stamped, and its bytes change no more.
+void TcpTransportImpl::add_sums_to(TcpSend& send) const {
+  const std::span<const std::byte> head(send.head.data(), send.head_bytes);
+  std::uint32_t body = core::crc32c(head.subspan(frame_bytes()));
+  if (send.payload_bytes > 0) body = core::crc32c({send.data(), send.payload_bytes}, body);
+  add_sums(send.head.data(), body);
 }
 
 void TcpTransportImpl::has_sent(TcpLink& link, std::size_t bytes) {
@@ -343,8 +353,19 @@ void TcpTransportImpl::parse(TcpLink& link) {
 bool TcpTransportImpl::begin_message(TcpLink& link) {
   const std::byte* const bytes = link.read_ahead.data() + link.begin;
   const std::size_t have = link.end - link.begin;
-  if (have < kFrameBytes) return false;
-  const std::optional<Frame> frame = decode_frame(bytes);
+  if (have < frame_bytes()) return false;
+  std::optional<Frame> frame;
+  if (address_.has_checksums) {
+    const std::optional<SummedFrame> summed = decode_summed_frame(bytes);
+    if (!summed) {
+      on_damaged(link);
+      return false;
+    }
+    frame = summed->frame;
+    link.body_sum = summed->body;
+  } else {
+    frame = decode_frame(bytes);
+  }
   const bool is_too_large = frame && frame->payload_bytes > options_.payload_bytes_max;
   if (!frame || is_too_large || !link.session.acknowledge(frame->received)) {
     ++counters_.malformed;
@@ -356,10 +377,10 @@ bool TcpTransportImpl::begin_message(TcpLink& link) {
     return false;
   }
   release_kept(link);
-  const std::size_t head = kFrameBytes + frame->header_bytes;
+  const std::size_t head = frame_bytes() + frame->header_bytes;
   if (have < head) return false;
   if (frame->kind != FrameKind::kMessage) {
-    link.begin += kFrameBytes;
+    link.begin += frame_bytes();
     if (frame->kind == FrameKind::kFarewell) on_farewell(link);
     return true;
   }
@@ -371,7 +392,7 @@ bool TcpTransportImpl::begin_message(TcpLink& link) {
     }
   }
   link.header_bytes = frame->header_bytes;
-  std::memcpy(link.header.data(), bytes + kFrameBytes, link.header_bytes);
+  std::memcpy(link.header.data(), bytes + frame_bytes(), link.header_bytes);
   link.payload_bytes = frame->payload_bytes;
   link.payload_have = std::min(have - head, link.payload_bytes);
   link.begin += head + link.payload_have;
@@ -386,6 +407,11 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   RxSlot* const slot = std::exchange(link.slot, nullptr);
   RxPayload payload;
   if (slot != nullptr) payload = RxPayload(slot->data, link.payload_bytes, &release_slot, this, slot);
+  if (address_.has_checksums) {
+    const std::uint32_t header_sum = core::crc32c({link.header.data(), link.header_bytes});
+    const std::uint32_t sum = slot == nullptr ? header_sum : core::crc32c({slot->data, link.payload_bytes}, header_sum);
+    if (sum != link.body_sum) return on_damaged(link);
+  }
   if (receiver_ == nullptr) return;
   had_bulk_ |= link.payload_bytes >= kBulkBytes;
   link.untold_bytes += link.header_bytes + link.payload_bytes;
@@ -397,6 +423,17 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   stats_.rx_header_bytes += link.header_bytes;
   stats_.rx_payload_bytes += link.payload_bytes;
   receiver_->on_message(link.name, {link.header.data(), link.header_bytes}, std::move(payload));
+}
+
+void TcpTransportImpl::on_damaged(TcpLink& link) {
+  ++counters_.malformed;
+  ++stats_.rx_damaged;
+  const std::string what = "the connection (" + name_ + ") between " + options_.address + " here and " + link.to +
+                           " brought bytes that were changed on the way, as their CRC32C shows; look at the memory, "
+                           "the network card (first switch off its checksum offload) and the cable of both hosts, "
+                           "and at what is between them";
+  core::log_error(what);
+  on_broken(link, what);
 }
 
 void TcpTransportImpl::release_slot(void* transport, void* slot, std::uint64_t) noexcept {

@@ -81,6 +81,7 @@ core::Status TcpTransportImpl::start() {
     address_.id = identity_->id();
     address_.has_tls = true;
   }
+  address_.has_checksums = options_.checksums && !address_.has_tls;
   {
     const core::ForkLock lock;
     poller_ = core::Descriptor(lock, ::epoll_create1(EPOLL_CLOEXEC));
@@ -196,6 +197,10 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
     return core::Status(core::Code::kMismatch, to.value().has_tls
                                                    ? "it has HYBRIDPS_SECURITY=tls, and this process has not"
                                                    : "it has not HYBRIDPS_SECURITY=tls, and this process has");
+  if (to.value().has_checksums != address_.has_checksums)
+    return core::Status(core::Code::kMismatch, to.value().has_checksums
+                                                   ? "it has HYBRIDPS_CHECKSUM=1, and this process has not"
+                                                   : "it has not HYBRIDPS_CHECKSUM=1, and this process has");
   if (by_id_.count(to.value().id) > 0)
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
   // A session that the peer has begun serves both ways.

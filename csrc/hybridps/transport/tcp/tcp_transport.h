@@ -57,6 +57,9 @@ struct TcpOptions {
   std::size_t payload_bytes_max = std::size_t{64} << 20;
   /// All connections go in TLS 1.3, with peers of this authority only. Null: they go in clear.
   std::shared_ptr<const tls::Authority> authority;
+  /// Each message carries a CRC32C. A wrong one ends the session with its peer. Without an authority only: TLS has sums
+  /// of its own.
+  bool checksums = false;
 };
 
 /// Counts since creation, except for the values marked "now".
@@ -65,7 +68,7 @@ struct TcpCounters {
   std::uint64_t receives = 0;              // system calls that received something
   std::uint64_t bytes_copied = 0;          // payload bytes that arrived together with their header
   std::uint64_t refused = 0;               // connections that were closed at the greeting
-  std::uint64_t malformed = 0;             // connections that were closed for invalid bytes
+  std::uint64_t malformed = 0;             // connections that were closed for invalid bytes, wrong sums included
   std::uint64_t redials = 0;               // retries after a loss, or for lack of descriptors
   std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors here
   std::uint64_t receive_bytes = 0;         // memory for received payloads, now

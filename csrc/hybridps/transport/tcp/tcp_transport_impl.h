@@ -154,6 +154,12 @@ class TcpTransportImpl final : public TcpTransport {
   void run_down();
   void leave_to_parent() noexcept;
 
+  /// What stands before the header of a message.
+  std::size_t frame_bytes() const noexcept { return kFrameBytes + (address_.has_checksums ? kSumsBytes : 0); }
+  void add_sums_to(TcpSend& send) const;
+  /// Bytes came that the peer did not send so: the session is over.
+  void on_damaged(TcpLink& link);
+
   const TcpOptions options_;
   const std::string name_;
   const std::uint64_t generation_ = core::fork_generation();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hybridps/core/crc32c.h"
 #include "hybridps/core/descriptor.h"
 #include "hybridps/core/ids.h"
 #include "hybridps/transport/envelope.h"
@@ -17,7 +18,9 @@ namespace hybridps::transport {
 namespace {
 
 constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 3};
-constexpr std::uint16_t kTlsFlag = 0x100;  // of an address, beside its family
+constexpr std::uint16_t kTlsFlag = 0x100;  // of an address, beside its family, as the next one
+constexpr std::uint16_t kChecksumsFlag = 0x200;
+constexpr std::size_t kKindAt = 6;  // of a frame
 constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 3};
 
 template <typename Value>
@@ -98,16 +101,17 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there) {
 
 std::vector<std::byte> encode(const TcpAddress& address) {
   std::array<std::byte, 36> inside{};
-  const std::uint16_t tls = address.has_tls ? kTlsFlag : 0;
+  const auto flags =
+      static_cast<std::uint16_t>((address.has_tls ? kTlsFlag : 0) | (address.has_checksums ? kChecksumsFlag : 0));
   std::byte* to = std::copy(address.id.begin(), address.id.end(), inside.begin());
   if (address.socket.name.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.socket.name);
-    put<std::uint16_t>(to, static_cast<std::uint16_t>(4 | tls));
+    put<std::uint16_t>(to, static_cast<std::uint16_t>(4 | flags));
     put(to, ntohs(v4.sin_port));
     std::memcpy(to, &v4.sin_addr, sizeof v4.sin_addr);
   } else {
     const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.socket.name);
-    put<std::uint16_t>(to, static_cast<std::uint16_t>(6 | tls));
+    put<std::uint16_t>(to, static_cast<std::uint16_t>(6 | flags));
     put(to, ntohs(v6.sin6_port));
     std::memcpy(to, &v6.sin6_addr, sizeof v6.sin6_addr);
   }
@@ -122,8 +126,9 @@ core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes) {
   std::copy_n(from, address.id.size(), address.id.begin());
   from += address.id.size();
   const auto kind = get<std::uint16_t>(from);
-  const auto family = static_cast<std::uint16_t>(kind & ~kTlsFlag);
+  const auto family = static_cast<std::uint16_t>(kind & ~(kTlsFlag | kChecksumsFlag));
   address.has_tls = (kind & kTlsFlag) != 0;
+  address.has_checksums = (kind & kChecksumsFlag) != 0;
   const auto port = get<std::uint16_t>(from);
   if (family == 4) {
     auto& v4 = reinterpret_cast<sockaddr_in&>(address.socket.name);
@@ -225,6 +230,24 @@ std::optional<Frame> decode_frame(const std::byte* from) {
   const bool is_bare = frame.header_bytes == 0 && frame.payload_bytes == 0;
   const bool is_kind = frame.kind == FrameKind::kCount || frame.kind == FrameKind::kFarewell;
   return is_bare && is_kind ? std::optional(frame) : std::nullopt;
+}
+
+void add_sums(std::byte* frame, std::uint32_t body) {
+  for (std::size_t i = 0; i < sizeof(FrameKind); ++i) frame[kKindAt + i] = ~frame[kKindAt + i];
+  std::byte* to = frame + kFrameBytes;
+  put(to, body);
+  put(to, core::crc32c({frame, kFrameBytes + sizeof body}));
+}
+
+std::optional<SummedFrame> decode_summed_frame(const std::byte* from) {
+  std::array<std::byte, kFrameBytes> frame;
+  std::copy_n(from, frame.size(), frame.begin());
+  for (std::size_t i = 0; i < sizeof(FrameKind); ++i) frame[kKindAt + i] = ~frame[kKindAt + i];
+  const std::byte* at = from + kFrameBytes;
+  const auto body = get<std::uint32_t>(at);
+  const std::uint32_t sum = core::crc32c({from, kFrameBytes + sizeof body});
+  const std::optional<Frame> is = decode_frame(frame.data());
+  return is && get<std::uint32_t>(at) == sum ? std::optional(SummedFrame{*is, body}) : std::nullopt;
 }
 
 }  // namespace hybridps::transport

@@ -4,6 +4,8 @@
 //   answer     24 bytes, once, from the accepting side: whether messages may follow, and the session's counts
 //   message    a frame, then the header, then the payload
 //   frame      12 bytes: length of the payload (4), length of the header (2), kind (2), count of received bytes (4)
+//   sums       8 bytes behind each frame, with TcpOptions::checksums: CRC32C of header and payload (4), CRC32C of the
+//              frame and of these 4 bytes (4). All bits of the kind are inverted then
 //
 // The count of a frame has the low 32 bits of all bytes received since the session began. Greeting and answer do not
 // count. A session (tcp_session.h) is the stream of frames. A frame without a message only carries the count, or says
@@ -52,7 +54,8 @@ bool leads_through(const SocketAddress& here, const SocketAddress& there);
 struct TcpAddress {
   TcpId id{};
   SocketAddress socket;
-  bool has_tls = false;  // connections there go in TLS
+  bool has_tls = false;        // connections there go in TLS
+  bool has_checksums = false;  // frames have sums
 };
 std::vector<std::byte> encode(const TcpAddress& address);
 core::Result<TcpAddress> decode_tcp_address(std::span<const std::byte> bytes);
@@ -112,5 +115,16 @@ void encode(const Frame& frame, std::byte* to);
 void set_received(std::byte* frame, std::uint32_t received);
 /// Nothing: hybridps does not send such bytes.
 std::optional<Frame> decode_frame(const std::byte* from);
+
+inline constexpr std::size_t kSumsBytes = 8;
+/// Writes the sums behind an encoded frame, and marks the frame. `body`: the CRC32C of header and payload.
+void add_sums(std::byte* frame, std::uint32_t body);
+/// Of a frame with its sums, kFrameBytes + kSumsBytes.
+struct SummedFrame {
+  Frame frame;
+  std::uint32_t body = 0;
+};
+/// Nothing: the bytes were changed on the way, or have no sums.
+std::optional<SummedFrame> decode_summed_frame(const std::byte* from);
 
 }  // namespace hybridps::transport

@@ -21,6 +21,12 @@ struct TlsTcpBackend {
   static constexpr bool kReportsPeerGone = true;
   static constexpr bool kSendsByItself = true;
 };
+/// With a checksum in each message.
+struct SummedTcpBackend {
+  static std::unique_ptr<contract::Pair> make_pair();
+  static constexpr bool kReportsPeerGone = true;
+  static constexpr bool kSendsByItself = true;
+};
 struct ThreadedTcpBackend {
   static std::unique_ptr<contract::Pair> make_pair();
   static constexpr bool kReportsPeerGone = true;
@@ -34,15 +40,16 @@ struct HandoverTcpBackend {
 };
 }  // namespace hybridps::transport
 
-#define HYBRIDPS_ENDPOINT_BACKENDS                                                                                    \
-  ::hybridps::transport::TcpBackend, ::hybridps::transport::TlsTcpBackend, ::hybridps::transport::ThreadedTcpBackend, \
-      ::hybridps::transport::HandoverTcpBackend
+#define HYBRIDPS_ENDPOINT_BACKENDS                                                                                  \
+  ::hybridps::transport::TcpBackend, ::hybridps::transport::TlsTcpBackend, ::hybridps::transport::SummedTcpBackend, \
+      ::hybridps::transport::ThreadedTcpBackend, ::hybridps::transport::HandoverTcpBackend
 #include "tests/unit/transport/tcp/tcp_pair.h"
 
 namespace hybridps::transport {
 
 std::unique_ptr<contract::Pair> TcpBackend::make_pair() { return make_tcp_pair(); }
 std::unique_ptr<contract::Pair> TlsTcpBackend::make_pair() { return make_tcp_pair(tls_options()); }
+std::unique_ptr<contract::Pair> SummedTcpBackend::make_pair() { return make_tcp_pair(checksum_options()); }
 
 namespace {
 

@@ -28,6 +28,11 @@ inline TcpOptions tls_options(const char* address = "127.0.0.1") {
   options.authority = test_authority();
   return options;
 }
+inline TcpOptions checksum_options() {
+  TcpOptions options = test_options();
+  options.checksums = true;
+  return options;
+}
 
 inline std::unique_ptr<contract::Pair> make_tcp_pair(const TcpOptions& options = test_options()) {
   auto pair = std::make_unique<contract::Pair>();

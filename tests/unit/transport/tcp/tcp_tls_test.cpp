@@ -11,41 +11,12 @@
 
 #include "tests/unit/transport/tcp/tcp_pair.h"
 #include "tests/unit/transport/tcp/tcp_relay.h"
+#include "tests/unit/transport/tcp/watched_pair.h"
 
 namespace hybridps::transport {
 namespace {
 
-using contract::matches;
-using contract::number_of;
 using contract::numbered;
-
-bool is_message(const contract::Recorder::Message& message, std::uint64_t number) {
-  return number_of(message.header) == number && matches(message.payload.data(), message.payload.bytes(), number);
-}
-
-/// Two transports, and a relay before each.
-struct WatchedPair {
-  explicit WatchedPair(const TcpOptions& options = tls_options()) : pair(make_tcp_pair(options)) {
-    for (contract::Side* side : {&pair->a, &pair->b})
-      relays.push_back(std::make_unique<TcpRelay>(side->transport->address()));
-  }
-  void connect() {
-    auto to_b = pair->a.transport->connect(pair->b.id, relays[1]->address());
-    REQUIRE(to_b.is_ok());
-    pair->a.peer = to_b.value();
-  }
-  template <typename Done>
-  bool run_until(Done done, double seconds = 10) {
-    return pair->run_until(
-        [&] {
-          for (auto& relay : relays) relay->run();
-          return done();
-        },
-        seconds);
-  }
-  std::unique_ptr<contract::Pair> pair;
-  std::vector<std::unique_ptr<TcpRelay>> relays;
-};
 
 TEST_CASE("transport/tcp tls: nothing that is sent is seen on the way", "[transport][tls][fast]") {
   const bool tls = GENERATE(true, false);
@@ -75,7 +46,7 @@ TEST_CASE("transport/tcp tls: nothing that is sent is seen on the way", "[transp
 TEST_CASE("transport/tcp tls: bytes that were changed, left out or repeated break the connection, and nothing else",
           "[transport][tls][fast]") {
   const std::uint64_t seed = GENERATE(range(1, 13));
-  WatchedPair world;
+  WatchedPair world(tls_options());
   std::mt19937_64 random(seed);
   constexpr std::uint64_t kCount = 200;
   std::uint64_t sent = 0;

@@ -79,8 +79,8 @@ const auto& settings() {
               "tls: connections between machines are encrypted, and need the job's token (HYBRIDPS_TOKEN_FILE); TCP "
               "only. off: in clear. The same on all ranks and servers."},
       Setting{"CHECKSUM", SettingKind::kBool, &Config::checksum, "", 0, 0,
-              "1: messages between machines carry a CRC32C, and a wrong one ends the group; TCP only. TLS does it "
-              "anyway. The same on all ranks and servers."},
+              "1: messages between machines carry a CRC32C, and a wrong one ends the connection as if its peer had "
+              "died; over TCP, so RDMA is not used. TLS does it anyway. The same on all ranks and servers."},
       Setting{"INTERFACE", SettingKind::kText, &Config::interface, "", 0, 0,
               "Interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if that is "
               "loopback here (127.0.1.1), the default route's, else the only one."},

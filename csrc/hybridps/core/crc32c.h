@@ -3,7 +3,7 @@
 // Source   the polynomial of Castagnoli, Braeuer and Herrmann (1993), as in RFC 3720, appendix B.4. Three streams at
 //          once, joined by a product without carries: Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
 //          CRC32 Instruction" (Intel, 2011).
-// Speed    with the instruction of x86-64 (SSE4.2, PCLMUL) or of aarch64 (CRC), up to 8 bytes a cycle. Else a table.
+// Speed    with the instruction of x86-64 (SSE4.2, PCLMUL) or of aarch64 (CRC), up to 8 bytes a cycle (measured on x86-64 only). Else a table.
 // Threads  any.
 #pragma once
 

@@ -4,6 +4,7 @@
 // Errors   those of UcxTransport::create(), TcpTransport::create(), join_cards() and start_transport_thread().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -56,8 +57,8 @@ struct DataOptions {
   std::string tcp_congestion;
   double tcp_gbps = 0;
   int dscp = 0;
-  std::shared_ptr<const tls::Authority> authority;  // null: in clear
-  bool checksums = false;                           // of our own TCP, too; with an authority there are none
+  std::shared_ptr<const tls::Authority> authority;      // null: in clear
+  std::shared_ptr<std::atomic<std::uint64_t>> damaged;  // counts wrong checksums; null: there are none to count
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);
   bool device_memory = false;  // attach_device() may give UCX device memory (HYBRIDPS_GPUDIRECT)

@@ -218,6 +218,7 @@ Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_
     self_.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
   transports.data = std::move(data).value();
   transports.control = std::move(control).value();
+  transports.damaged = data_options.damaged;
 
   options.cards = std::max<std::size_t>(interfaces.nics.size(), 1);
   options.urgent_by_control = interfaces.with_control;  // not if data has a better network

@@ -18,8 +18,10 @@ void Evidence::on_asked(core::EngineId peer, core::TimePoint now) {
 }
 
 void Evidence::on_lost(core::EngineId peer, Connection connection, core::Status cause) {
-  const bool has_ended = cause.message() == transport::kEndedWithoutClosing;
-  if (connection == Connection::kControl && !has_ended && facts_of_(peer).data_serves_control) return;
+  // What ends a process, or spoils its bytes, is not excused by a data connection that stands.
+  const bool is_final = cause.message() == transport::kEndedWithoutClosing ||
+                        cause.message().find(transport::kChangedOnTheWay) != std::string_view::npos;
+  if (connection == Connection::kControl && !is_final && facts_of_(peer).data_serves_control) return;
   reported_.push_back({peer, connection, std::move(cause)});
 }
 

@@ -36,6 +36,8 @@ struct Transports {
   std::unique_ptr<transport::Transport> data;
   std::unique_ptr<transport::Transport> control;
   std::unique_ptr<transport::Transport> shm;
+  /// Wrong checksums that came by `data` and `control`. Null: they have none.
+  std::shared_ptr<const std::atomic<std::uint64_t>> damaged;
 };
 
 struct KnownPeer {

@@ -145,7 +145,6 @@ void Report::update(const Reported& of, std::size_t groups) {
     net.rx_header_bytes += control.rx_header_bytes;
     net.tx_payload_bytes += control.tx_payload_bytes;
     net.rx_payload_bytes += control.rx_payload_bytes;
-    net.rx_damaged += control.rx_damaged;
     endpoints += control.endpoints_open;
   }
   counters_.set(Counter::kNetTxPayloadBytes, net.tx_payload_bytes);
@@ -171,7 +170,7 @@ void Report::update(const Reported& of, std::size_t groups) {
   counters_.set(Counter::kUnpackNs, nanoseconds(packing.unpacking));
   counters_.set(Counter::kNetTxHeaderBytes, net.tx_header_bytes);
   counters_.set(Counter::kNetRxHeaderBytes, net.rx_header_bytes);
-  counters_.set(Counter::kNetRxDamaged, net.rx_damaged);
+  if (of.transports.damaged) counters_.set(Counter::kNetRxDamaged, of.transports.damaged->load());
   if (of.transports.shm) {
     const transport::TransportStats shm = of.transports.shm->stats();
     counters_.set(Counter::kShmTxPayloadBytes, shm.tx_payload_bytes);

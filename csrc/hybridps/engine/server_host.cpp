@@ -116,6 +116,7 @@ class Shard final : public LoopClient, core::Pinned {
     record_.node_gbps /= options.threads;
     transports.data = std::move(made).value();
     transports.control = std::move(second).value();
+    transports.damaged = network.damaged;
     auto runtime = Runtime::create(o, pool.value().memory, std::move(pool.value().keep), std::move(transports));
     if (!runtime.is_ok()) return runtime.status();
     runtime_ = std::move(runtime).value();

@@ -33,7 +33,7 @@ constexpr std::array kMetrics = {
            Counter::kNetTxHeaderBytes},
     Metric{"net_rx_header_bytes", kCounter, "", "Headers and control messages received from other nodes.",
            Counter::kNetRxHeaderBytes},
-    Metric{"net_rx_damaged", kCounter, "", "Messages with a wrong checksum (HYBRIDPS_CHECKSUM=1).",
+    Metric{"net_rx_damaged", kCounter, "", "Frames and messages with a wrong checksum (HYBRIDPS_CHECKSUM=1).",
            Counter::kNetRxDamaged},
     Metric{"net_limit_bytes_per_second", kGauge, "", "What this process's network cards can carry; 0: unknown."},
     Metric{"net_retransmits", kCounter, "", "TCP segments sent again on data connections that are open now."},

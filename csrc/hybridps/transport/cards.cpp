@@ -303,7 +303,6 @@ class CardsTransport final : public Transport {
       sum.rx_messages += one.rx_messages;
       sum.rx_payload_bytes += one.rx_payload_bytes;
       sum.rx_header_bytes += one.rx_header_bytes;
-      sum.rx_damaged += one.rx_damaged;
     }
     sum.endpoints_open = static_cast<std::uint64_t>(std::count_if(
         peers_.begin(), peers_.end(), [this](const auto& peer) { return open_endpoint(peer) != nullptr; }));

@@ -192,7 +192,6 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   void set_receiver(Receiver* receiver) noexcept override { receiver_ = receiver; }
   TransportStats stats() const noexcept override {
     TransportStats stats = stats_;
-    stats.rx_damaged = damaged_.load(std::memory_order_relaxed);
     for (const auto& [peer, endpoint] : endpoints_) stats.endpoints_open += endpoint->cause_.is_ok() ? 1 : 0;
     return stats;
   }
@@ -540,7 +539,6 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
     Notice& event = batch_.emplace_back();
     event.failed = peer;
     event.cause = std::move(cause);
-    damaged_.store(inner_->stats().rx_damaged, std::memory_order_relaxed);  // damage ends an endpoint
   }
 
   /// Called once per round: passes the events of the round to the engine's side.
@@ -585,7 +583,6 @@ class ThreadedTransport final : public Transport, private Receiver, private Driv
   std::vector<Send*> free_sends_;
   std::vector<Incoming*> given_back_;  // released payloads that the thread has not been told of
   TransportStats stats_;
-  std::atomic<std::uint64_t> damaged_{0};  // the inner transport's TransportStats::rx_damaged
 
   // Shared by the two sides
   core::Mailbox<Command> commands_;

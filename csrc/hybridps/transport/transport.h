@@ -87,7 +87,6 @@ struct TransportStats {
   std::uint64_t rx_messages = 0;
   std::uint64_t rx_payload_bytes = 0;
   std::uint64_t rx_header_bytes = 0;
-  std::uint64_t rx_damaged = 0;  // messages that were not delivered, since their checksum was wrong
   std::uint64_t endpoints_open = 0;
 };
 

@@ -266,8 +266,10 @@ void TcpTransportImpl::say_hello(TcpLink& link) {
 }
 
 void TcpTransportImpl::hear_answer(TcpLink& link) {
-  const std::optional<TcpReply> reply =
-      decode_reply(std::span<const std::byte, kAnswerBytes>(link.hello.data(), kAnswerBytes));
+  const std::span<const std::byte, kAnswerBytes> bytes(link.hello.data(), kAnswerBytes);
+  if (is_damaged_reply(bytes))
+    return on_lost(link, "the answer of " + link.to + " was changed on the way", Loss::kOther);
+  const std::optional<TcpReply> reply = decode_reply(bytes);
   TcpAnswer answer = reply ? reply->answer : TcpAnswer::kNotHere;
   if (answer != TcpAnswer::kBusy && !proves(link, link.peer)) answer = TcpAnswer::kNotHere;
   if (answer == TcpAnswer::kWelcome) {
@@ -291,6 +293,9 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
     dial_later(link, core::Duration::zero(), /*lacks=*/false);
   } else if (answer == TcpAnswer::kCrossed) {
     dial_later(link, kAgainAfter, /*lacks=*/false);
+  } else if (answer == TcpAnswer::kDamaged) {
+    on_broken(link, "to " + link.to + " (" + name_ + ") bytes were " + std::string(kChangedOnTheWay) +
+                        " there; the log of that host says more");
   } else if (answer == TcpAnswer::kClosed) {
     on_broken(link, "it has given up this process, or closed its connections to it", /*ended=*/true);
   } else if (reply || link.was_open) {
@@ -436,6 +441,7 @@ void TcpTransportImpl::greet(TcpLink& link) {
     refuse(link, /*reset=*/!is_ours);
   };
   if (!greeting) return hang_up(TcpAnswer::kNotHere);
+  if (is_damaged(greeting->from)) return hang_up(TcpAnswer::kDamaged);
   if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
   TcpEndpoint* endpoint = nullptr;
   if (const auto found = by_id_.find(greeting->from); found != by_id_.end()) endpoint = found->second;

@@ -27,6 +27,8 @@ constexpr std::size_t kCopiedBytesMax = 4096;
 constexpr std::size_t kTellBytes = std::size_t{256} << 10;
 /// Bytes that one connection may bring before the others are read.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
+/// Peers whose bytes were changed on the way are remembered, the latest.
+constexpr std::size_t kDamagedMax = 64;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
 
 }  // namespace
@@ -426,12 +428,15 @@ void TcpTransportImpl::deliver(TcpLink& link) {
 }
 
 void TcpTransportImpl::on_damaged(TcpLink& link) {
-  ++counters_.malformed;
-  ++stats_.rx_damaged;
+  ++counters_.damaged;
+  if (options_.damaged) options_.damaged->fetch_add(1, std::memory_order_relaxed);
+  // The other side, which hears a reset, dials again. Then it is told why.
+  if (damaged_.size() >= kDamagedMax) damaged_.erase(damaged_.begin());
+  damaged_.push_back(link.peer);
   const std::string what = "the connection (" + name_ + ") between " + options_.address + " here and " + link.to +
-                           " brought bytes that were changed on the way, as their CRC32C shows; look at the memory, "
-                           "the network card (first switch off its checksum offload) and the cable of both hosts, "
-                           "and at what is between them";
+                           " brought bytes that were " + std::string(kChangedOnTheWay) +
+                           "; look at the memory, the network card (first switch off its checksum offload) and the "
+                           "cable of both hosts, and at what is between them";
   core::log_error(what);
   on_broken(link, what);
 }

@@ -15,6 +15,7 @@
 //          authority, the greeting goes inside TLS, and only the process that made an id can use it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -60,6 +61,8 @@ struct TcpOptions {
   /// Each message carries a CRC32C. A wrong one ends the session with its peer. Without an authority only: TLS has sums
   /// of its own.
   bool checksums = false;
+  /// Counts wrong sums, for all transports that share it. May be null.
+  std::shared_ptr<std::atomic<std::uint64_t>> damaged;
 };
 
 /// Counts since creation, except for the values marked "now".
@@ -68,7 +71,8 @@ struct TcpCounters {
   std::uint64_t receives = 0;              // system calls that received something
   std::uint64_t bytes_copied = 0;          // payload bytes that arrived together with their header
   std::uint64_t refused = 0;               // connections that were closed at the greeting
-  std::uint64_t malformed = 0;             // connections that were closed for invalid bytes, wrong sums included
+  std::uint64_t malformed = 0;             // connections that were closed for invalid bytes
+  std::uint64_t damaged = 0;               // frames and messages with a wrong checksum
   std::uint64_t redials = 0;               // retries after a loss, or for lack of descriptors
   std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors here
   std::uint64_t receive_bytes = 0;         // memory for received payloads, now

@@ -5,6 +5,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -159,6 +160,9 @@ class TcpTransportImpl final : public TcpTransport {
   void add_sums_to(TcpSend& send) const;
   /// Bytes came that the peer did not send so: the session is over.
   void on_damaged(TcpLink& link);
+  bool is_damaged(const TcpId& peer) const noexcept {
+    return std::find(damaged_.begin(), damaged_.end(), peer) != damaged_.end();
+  }
 
   const TcpOptions options_;
   const std::string name_;
@@ -188,6 +192,7 @@ class TcpTransportImpl final : public TcpTransport {
   /// What stood for peers that nobody had introduced when their links closed: messages of theirs may wait for a group
   /// to open. The newest kUnnamedMax.
   std::deque<std::pair<TcpId, core::EngineId>> unnamed_;
+  std::vector<TcpId> damaged_;  // peers whose bytes were changed on the way
 
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;

@@ -17,11 +17,11 @@
 namespace hybridps::transport {
 namespace {
 
-constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 3};
+constexpr std::array<char, 8> kGreetingMark = {'H', 'P', 'S', 'T', 'C', 'P', 0, 4};
 constexpr std::uint16_t kTlsFlag = 0x100;  // of an address, beside its family, as the next one
 constexpr std::uint16_t kChecksumsFlag = 0x200;
 constexpr std::size_t kKindAt = 6;  // of a frame
-constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 3};
+constexpr std::array<char, 7> kAnswerMark = {'H', 'P', 'S', 'T', 'C', 'P', 4};
 
 template <typename Value>
 void put(std::byte*& to, Value value) {
@@ -33,6 +33,15 @@ Value get(const std::byte*& from) {
   for (std::size_t i = 0; i < sizeof value; ++i)
     value = static_cast<Value>(value | static_cast<Value>(static_cast<Value>(*from++) << (8 * i)));
   return value;
+}
+
+void put_sum(std::span<std::byte> bytes) {
+  std::byte* to = bytes.data() + bytes.size() - sizeof(std::uint32_t);
+  put(to, core::crc32c(bytes.first(bytes.size() - sizeof(std::uint32_t))));
+}
+bool has_right_sum(std::span<const std::byte> bytes) {
+  const std::byte* from = bytes.data() + bytes.size() - sizeof(std::uint32_t);
+  return get<std::uint32_t>(from) == core::crc32c(bytes.first(bytes.size() - sizeof(std::uint32_t)));
 }
 
 }  // namespace
@@ -158,11 +167,12 @@ std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting) {
                                      (greeting.has_small_packets ? 4 : 0)));
   put(at, greeting.side.attempt);
   put(at, greeting.side.received);
+  put_sum(bytes);
   return bytes;
 }
 
 bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes) {
-  return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0;
+  return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0 && has_right_sum(bytes);
 }
 
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
@@ -192,13 +202,20 @@ std::array<std::byte, kAnswerBytes> encode(const TcpReply& reply) {
   *at++ = static_cast<std::byte>(reply.answer);
   put(at, reply.side.attempt);
   put(at, reply.side.received);
+  put_sum(bytes);
   return bytes;
+}
+
+bool is_damaged_reply(std::span<const std::byte, kAnswerBytes> bytes) {
+  std::size_t alike = 0;
+  for (std::size_t i = 0; i < kAnswerMark.size(); ++i) alike += bytes[i] == static_cast<std::byte>(kAnswerMark[i]);
+  return alike + 1 >= kAnswerMark.size() && !has_right_sum(bytes);
 }
 
 std::optional<TcpReply> decode_reply(std::span<const std::byte, kAnswerBytes> bytes) {
   const std::byte* at = bytes.data() + kAnswerMark.size();
   if (std::memcmp(bytes.data(), kAnswerMark.data(), kAnswerMark.size()) != 0 ||
-      *at > static_cast<std::byte>(TcpAnswer::kUnnamed))
+      *at > static_cast<std::byte>(TcpAnswer::kDamaged) || !has_right_sum(bytes))
     return std::nullopt;
   TcpReply reply;
   reply.answer = static_cast<TcpAnswer>(*at++);
@@ -246,8 +263,8 @@ std::optional<SummedFrame> decode_summed_frame(const std::byte* from) {
   const std::byte* at = from + kFrameBytes;
   const auto body = get<std::uint32_t>(at);
   const std::uint32_t sum = core::crc32c({from, kFrameBytes + sizeof body});
-  const std::optional<Frame> is = decode_frame(frame.data());
-  return is && get<std::uint32_t>(at) == sum ? std::optional(SummedFrame{*is, body}) : std::nullopt;
+  if (get<std::uint32_t>(at) != sum) return std::nullopt;
+  return SummedFrame{decode_frame(frame.data()), body};
 }
 
 }  // namespace hybridps::transport

@@ -1,7 +1,8 @@
 // hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and the address of a transport.
 //
-//   greeting   64 bytes, once, from the connecting side: mark, own id, id of the wanted side, session, counts
-//   answer     24 bytes, once, from the accepting side: whether messages may follow, and the session's counts
+//   greeting   68 bytes, once, from the connecting side: mark, own id, id of the wanted side, session, counts
+//   answer     28 bytes, once, from the accepting side: whether messages may follow, and the session's counts. The last
+//              4 bytes of a greeting and of an answer are the CRC32C of the others
 //   message    a frame, then the header, then the payload
 //   frame      12 bytes: length of the payload (4), length of the header (2), kind (2), count of received bytes (4)
 //   sums       8 bytes behind each frame, with TcpOptions::checksums: CRC32C of header and payload (4), CRC32C of the
@@ -73,9 +74,9 @@ struct TcpGreeting {
   bool has_small_packets = false;
   SessionSide side;
 };
-inline constexpr std::size_t kGreetingBytes = 64;
+inline constexpr std::size_t kGreetingBytes = 68;
 std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting);
-/// Whether `bytes` begin as a greeting does, for any receiver.
+/// Whether `bytes` are a greeting, for any receiver, as it was sent.
 bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
 /// The greeting, if it is for `us`.
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
@@ -88,14 +89,17 @@ enum class TcpAnswer : std::uint8_t {
   kNotHere,  // another process has the address now
   kCrossed,  // the accepting side dials, too, and its attempt goes first
   kSmaller,  // full packets do not arrive: come again with small ones
-  kUnnamed   // too many that nobody has named are here already: come again
+  kUnnamed,  // too many that nobody has named are here already: come again
+  kDamaged   // bytes of the dialling side were changed on the way: it gets no further connection
 };
-inline constexpr std::size_t kAnswerBytes = 24;
+inline constexpr std::size_t kAnswerBytes = 28;
 struct TcpReply {
   TcpAnswer answer = TcpAnswer::kWelcome;
   SessionSide side;  // with kWelcome
 };
 std::array<std::byte, kAnswerBytes> encode(const TcpReply& reply);
+/// Whether `bytes` are an answer that was changed on the way. Else, if decode_reply() gives none, they are no answer.
+bool is_damaged_reply(std::span<const std::byte, kAnswerBytes> bytes);
 std::optional<TcpReply> decode_reply(std::span<const std::byte, kAnswerBytes> bytes);
 
 enum class FrameKind : std::uint16_t {
@@ -121,7 +125,7 @@ inline constexpr std::size_t kSumsBytes = 8;
 void add_sums(std::byte* frame, std::uint32_t body);
 /// Of a frame with its sums, kFrameBytes + kSumsBytes.
 struct SummedFrame {
-  Frame frame;
+  std::optional<Frame> frame;  // nothing: as decode_frame()
   std::uint32_t body = 0;
 };
 /// Nothing: the bytes were changed on the way, or have no sums.

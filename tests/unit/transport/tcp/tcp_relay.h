@@ -50,7 +50,9 @@ class TcpRelay {
   void pass_greetings_only() { greetings_only_ = true; }
   /// `by` sees, and may change, all bytes that go to the transport behind the relay. It hears how many have come over
   /// the same connection before.
-  void tamper(std::function<void(std::vector<char>&, std::size_t)> by) { tamper_ = std::move(by); }
+  void tamper(std::function<void(std::vector<char>&, std::size_t)> by) { tamper_[0] = std::move(by); }
+  /// The same with what comes back.
+  void tamper_back(std::function<void(std::vector<char>&, std::size_t)> by) { tamper_[1] = std::move(by); }
   /// New connections are reset.
   void refuse_new(bool does = true) { refuses_ = does; }
   /// As the end of the host behind it: nobody listens any more.
@@ -119,7 +121,7 @@ class TcpRelay {
       }
       if (got > 0) {
         std::vector<char> brought(bytes.data(), bytes.data() + got);
-        if (from == 0 && tamper_) tamper_(brought, pipe.brought[from]);
+        if (tamper_[from]) tamper_[from](brought, pipe.brought[from]);
         held.insert(held.end(), brought.begin(), brought.end());
       }
       if (got > 0) pipe.brought[from] += static_cast<std::size_t>(got);
@@ -136,7 +138,7 @@ class TcpRelay {
   TcpAddress here_;
   core::Descriptor listener_;
   std::vector<std::unique_ptr<Pipe>> pipes_;
-  std::function<void(std::vector<char>&, std::size_t)> tamper_;
+  std::array<std::function<void(std::vector<char>&, std::size_t)>, 2> tamper_;  // by the side that bytes come from
   bool greetings_only_ = false;
   bool swallows_ = false;
   bool refuses_ = false;

@@ -316,11 +316,11 @@ def test_the_jobset_is_whole():
     assert document["spec"]["successPolicy"]["targetReplicatedJobs"] == ["ranks"]
     env = {entry["name"]: entry.get("value") for entry in rank["env"]}
     assert env["HYBRIDPS_SERVERS"] == f"{name}-servers-0-0.{name}:{found['servers'][1]['ports'][0]['containerPort']}"
-    # Each pod has its own number; the Store listens on the port that the page of security opens.
+    # Each pod has its own number; the Store listens on the port that the page of ports opens.
     assert {f"--master-addr={name}-ranks-0-0.{name}", "--master-port=29500", "--node-rank=$(NODE_RANK)"} <= set(rank["command"])
     number = next(entry for entry in rank["env"] if entry["name"] == "NODE_RANK")
     assert number["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
-    policy = (ROOT / "docs" / "security.md").read_text()
+    policy = (ROOT / "docs" / "ports.md").read_text()
     first, last = env["HYBRIDPS_PORTS"].split("-")
     assert f"port: {first}, endPort: {last}" in policy and "port: 29500" in policy
     assert f"--nnodes={spec['completions']}" in rank["command"]

@@ -24,7 +24,7 @@ def version_of_the_tree():
 
 
 CELL_CHARACTERS_MAX = 200
-WORDS_MAX = 46_000
+WORDS_MAX = 45_000
 
 
 def pages():

@@ -1,6 +1,6 @@
 """hybridps: a PyTorch process-group backend. Training needs no import: `init_process_group("hybridps")` finds it.
 
-What is here is for looking at it and for choosing what a single group does:
+This module shows what hybridps does, and chooses what a single group does:
 
     import hybridps
     dist.init_process_group("hybridps", pg_options=hybridps.Options(dedicated_servers=False))
@@ -10,12 +10,11 @@ What is here is for looking at it and for choosing what a single group does:
     with hybridps.priority(5):          # before bulk that waits (docs/overlap.md)
         dist.all_reduce(tensor)
 
-For those who come from BytePS or Horovod there are their calls (docs/from-byteps.md), and for a training loop whose next
-forward does not wait for all gradients `CrossBarrier` (docs/overlap.md); `LocalSteps` exchanges every H steps only
-(docs/local-steps.md).
+It also has BytePS's and Horovod's calls (docs/from-byteps.md). With `CrossBarrier` the next forward does not wait for
+all gradients (docs/overlap.md). `LocalSteps` exchanges every H steps only (docs/local-steps.md).
 
 Settings of a process are environment variables: the command `hybridps env --all` prints them. Importing this module
-loads neither torch nor the extension; the first use of a name below does, and raises ImportError where that cannot be.
+loads neither torch nor the extension. The first use of a name below loads both, and raises ImportError if it cannot.
 """
 
 from __future__ import annotations
@@ -131,12 +130,12 @@ def topology(group: ProcessGroup | None = None) -> Topology:
 
 
 def stats() -> dict[str, int | float | str | dict[str, int | float]]:
-    """Counters and metrics of this process since its first group, over all its groups; empty where it has none. All of docs/metrics.md
-    by name, those with a label as a dictionary by it; among them
+    """Counters and metrics of this process since its first group, over all its groups; empty without a group. The names
+    are those of docs/metrics.md. A metric with a label is a dictionary. Some of them:
 
     net_tx_payload_bytes, net_rx_payload_bytes  between nodes, exact
     net_tx_header_bytes, net_rx_header_bytes    headers of these, and control messages
-    net_tx_device_bytes                         of those sent, bytes that UCX took from a GPU's memory
+    net_tx_device_bytes                         bytes that UCX sent from a GPU's memory
     shm_tx_payload_bytes, shm_rx_payload_bytes  through shared memory
     operations, groups, endpoints               completed; open; connections and peers in shared memory
     pinned_bytes                                host memory that is pinned for CUDA tensors
@@ -145,7 +144,7 @@ def stats() -> dict[str, int | float | str | dict[str, int | float]]:
     compress_*                                  what codecs did: operations, bytes before and after, nanoseconds, blocks not finite
     job                                         the world in one line (topology().text); missing while it has none
 
-    Any thread. Asks the engine's thread, which answers at once, or after 1 s is not waited for.
+    Any thread may call it. It waits for the engine's thread, 1 s at most.
     """
     import torch.distributed as dist
 

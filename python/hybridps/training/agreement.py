@@ -1,4 +1,4 @@
-"""What all ranks have to have alike: it is compared, and who differs is told on every rank; or they are given it."""
+"""What must be the same on all ranks: it is compared, and every rank hears which ranks differ; or rank 0's is sent."""
 
 import hashlib
 from collections.abc import Iterable, Sequence

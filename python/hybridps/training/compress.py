@@ -135,19 +135,25 @@ def load_state_dict(state: dict[str, Any], group: dist.ProcessGroup | None = Non
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What compression has done: of the process, operations, bytes before and after, blocks that were not finite, seconds in
-    codecs; of the group, its codec, steps, and what is remembered on this rank: the norm of what is left out (which reads all
-    of it), tensors (a contribution's, a sum's and a momentum count each) and their bytes, how many were dropped, how many had no
-    memory and go without, of how many sums dedicated servers have none ("refused_by_servers": the same on all ranks, which are told;
-    these sums go without, contributions do not), and of a loaded state how many none has asked for yet ("unclaimed": they are of another model).
+    """What compression has done.
 
-    "packed": of the process, what went between nodes without loss in fewer bytes (`exact`): bytes before and after, chunks
-    that would not have shrunk, and seconds; "unpack_seconds" holds the sums that are made in the same pass.
+    Of the process: operations, bytes before and after, blocks that were not finite, seconds in codecs.
 
-    "classes": by size of sums, whether they are compressed, and by what that was decided: "forced" (auto=0, or nothing is
-    compressed), "undecided" (too few steps yet, or no such sums), "codec_share" (the codec takes so little of a sum's time
-    that the network is the limit), "trial" (both ways were measured); seconds of a step's sums of that size, the least of
-    all ranks, since those that wait for others measure these."""
+    Of the group: its codec, its steps, and the error feedback that this rank keeps. That is the norm (computing it
+    reads all of the memory), the number of tensors and their bytes. A contribution, a sum and a momentum count as one
+    tensor each. Also: how many tensors were dropped, and how many had no memory and go without feedback.
+    "refused_by_servers": sums for which dedicated servers have no memory; the same on all ranks. "unclaimed": tensors
+    of a loaded state that no operation has asked for yet; they belong to another model.
+
+    "packed": what the process sent between nodes in fewer bytes without loss (`exact`): bytes before and after, chunks
+    that would not have shrunk, and seconds. "unpack_seconds" includes the sums that are made in the same pass.
+
+    "classes": for each size of sums, whether they are compressed, and how that was decided.
+        "forced": auto=0, or nothing is compressed
+        "undecided": too few steps yet, or no such sums
+        "codec_share": the codec takes so little of a sum's time that the network is the limit
+        "trial": both ways were measured
+    Also the seconds of a step's sums of that size: the least of all ranks, because a slower rank only waited."""
     backend = backend_of(group)
     now = load_extension().stats()
     return {

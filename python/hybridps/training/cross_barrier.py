@@ -1,16 +1,18 @@
 """CrossBarrier: the optimizer steps, and the next forward begins, while gradients are still on their way.
 
-DDP waits at the end of backward for all gradients. Here each bucket of parameters is stepped by its own when its sum is
-there, and the next forward waits for it only where it comes to the first layer that needs it. What is saved is at most
-the smaller of forward's time and the communication that backward does not hide.
+DDP waits at the end of backward for all gradients. Here each bucket of parameters is stepped alone, when its sum is
+there. The next forward waits for a bucket at the first layer that needs it. This saves at most the smaller of two
+times: that of forward, and that of the communication which backward does not hide.
 
-The last layers' gradients are ready first, but the next forward needs them last, so sending them in order of readiness
-would save nothing. BytePS's schedule (Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
-Acceleration", SOSP 2019) lets urgent gradients pass by priorities, and so it is on hybridps: buckets go out as they get
-ready, and the engine sends chunks of the one that forward needs first. Other backends send in the order of calls, so there
-an order is planned: after a few steps that measure, the ranks agree on when buckets get ready and what they take to send,
-simulate a link that always takes the most urgent of those that are ready, and from then on all issue in that order.
-Neither changes a sum.
+The last layers' gradients are ready first, but the next forward needs them last. So sending in order of readiness
+would save nothing. On hybridps buckets have priorities: they go out as they get ready, and the engine sends chunks of
+the most urgent bucket first. Other backends send in the order of calls. For them an order is planned: a few steps
+measure when buckets get ready and how long each takes to send. The ranks agree on these times, and simulate a link that
+always takes the most urgent bucket of those that are ready. From then on all ranks issue in that order. Neither way
+changes a sum.
+
+Source: BytePS's schedule, Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration",
+SOSP 2019.
 """
 
 import contextlib
@@ -88,26 +90,27 @@ class CrossBarrier(torch.optim.Optimizer):
         of them. It must treat each parameter by itself, as all of torch's but LBFGS do.
     process_group: the world by default. bucket_bytes: the least size of what is sent and stepped together.
 
-    step() returns before anything is stepped. It remembers the settings of the parameter groups as they are then, so
-    that a scheduler may go on, and takes the gradients away (.grad is None). A bucket is stepped in the forward of the
-    first module that has one of its parameters, or in synchronize(). The first steps measure, and wait as DDP does.
+    step() returns before anything is stepped. It remembers the present settings of the parameter groups, so that a
+    scheduler may go on. It takes the gradients away (.grad is None). A bucket is stepped in the forward of the first
+    module that has one of its parameters, or in synchronize(). The first steps measure, and wait as DDP does.
 
     Shared parameters: the gradient is sent when all its uses have been differentiated, and waited for at its first use.
-    Parameters of modules that are never called themselves (MultiheadAttention's out_proj): the innermost module around
-    them that the first forwards called waits.
+    Some modules are never called themselves (MultiheadAttention's out_proj). For their parameters the innermost module
+    around them waits that the first forwards called.
 
-    What reads parameters otherwise, between step() and the forward (an average of weights, a norm), calls synchronize()
-    first. state_dict(), load_state_dict() of model and optimizer, evaluation (model.eval(), no_grad) do so by
-    themselves.
+    Code that reads parameters between step() and the forward (an average of weights, a norm) calls synchronize() first.
+    state_dict() and load_state_dict() of model and optimizer do so by themselves, and so does evaluation (model.eval(),
+    no_grad).
 
     Accumulation: all backwards but the last one before step() in `with optimizer.no_sync():`.
 
-    Refused, with the reason: gradients that were changed between backward() and step() (clipping, GradScaler.unscale_),
-    a GradScaler that is enabled, LBFGS, optimizers that keep state in their groups, sparse gradients, DTensors, a
-    second backward before step(), parameters added or unfrozen later.
+    Refused, with the reason:
+        gradients that were changed between backward() and step() (clipping, GradScaler.unscale_)
+        a GradScaler that is enabled; LBFGS; optimizers that keep state in their groups
+        sparse gradients; DTensors; a second backward before step(); parameters added or unfrozen later
 
-    A collective; ranks whose parameters differ raise RanksDisagree. Threads: one. Errors of communication come out of
-    backward(), step(), forward() or synchronize(), whichever waits.
+    Making one is a collective. If parameters differ between ranks, all raise RanksDisagree. Threads: one. Errors of
+    communication come out of the call that waits: backward(), step(), forward() or synchronize().
     """
 
     def __init__(

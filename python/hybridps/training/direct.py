@@ -68,7 +68,7 @@ def init(backend: str = "hybridps", **options: Any) -> None:
         return
     if not {"init_method", "store", "rank"} & options.keys() and "RANK" not in os.environ:
         raise RuntimeError(
-            "hybridps.init(): RANK is not set, so this program does not know who it is. What to do: start it with "
+            "hybridps.init(): RANK is not set, so this program does not know its rank. What to do: start it with "
             "torchrun --nproc-per-node N program.py (in the place of bpslaunch or horovodrun), or pass rank=, "
             "world_size= and init_method="
         )
@@ -247,12 +247,12 @@ def push_pull_async(
 ) -> Handle:
     """Begins to sum `tensor` over all ranks, divided by their number if `average`; the result is a new tensor.
 
-    tensor: dense, of any type that the backend reduces (averages of integers are truncated by hybridps, refused by
-        gloo), the same shape and type on all ranks. It may be changed as soon as this returns.
-    name: checked against those of the other ranks (see the module's text), and what errors say.
-    version: a number that is compared with the name, as BytePS has it.
-    priority: where several wait to be sent, chunks of the higher one go first, on hybridps (hybridps.priority); cut to
-        -128 to 127. 0: as the group says. The order of calls must be the same on all ranks as ever.
+    tensor: dense, of any type that the backend reduces, the same shape and type on all ranks. hybridps truncates
+        averages of integers, gloo refuses them. It may be changed as soon as this returns.
+    name: compared with the other ranks' names (see the module's text). Errors name it.
+    version: a number that is compared with the name, as in BytePS.
+    priority: on hybridps, chunks of the higher priority go first (hybridps.priority); cut to -128 to 127. 0: as the
+        group says. The order of calls must still be the same on all ranks.
     """
     return _start(tensor, None, average, name, version, Compression.none, priority)
 
@@ -267,7 +267,7 @@ def push_pull_async_inplace(
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> torch.Tensor:
-    """push_pull whose result replaces what `tensor` held; returns `tensor`, without autograd."""
+    """As push_pull, but the result replaces what `tensor` held. Returns `tensor`, without autograd."""
     synchronize(push_pull_async_inplace(tensor, average, name, version, priority))
     return tensor
 
@@ -487,26 +487,25 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
 ) -> torch.optim.Optimizer:
     """Makes `optimizer` step with the mean of all ranks' gradients, and returns it: the same object.
 
-    Gradients go out while backward() computes, in buckets, and have become the mean over the ranks when it returns, as
-    with DDP, and with DDP's arithmetic. So clipping, GradScaler, schedulers, closures, state_dict and parameter groups
-    are torch's own and work as ever. It does not broadcast: see broadcast_parameters and broadcast_optimizer_state.
+    Gradients go out in buckets while backward() computes. When backward() returns, they are the mean over the ranks,
+    with DDP's arithmetic. So clipping, GradScaler, schedulers, closures, state_dict and parameter groups are torch's
+    own and work as ever. It does not broadcast: see broadcast_parameters and broadcast_optimizer_state.
 
     named_parameters: the model's, for errors and the ranks' comparison of them; all of the optimizer's must be there.
     compression: in which type gradients travel.
-    backward_passes_per_step: so many backwards add up in .grad (they are not divided by it) and the last one averages;
-        a step() before that averages what is there. With GradScaler or clipping before such an early step call
-        optimizer.synchronize() first.
-    process_group: over which to average; the world by default. bucket_bytes: the least size of a bucket.
+    backward_passes_per_step: so many backwards add up in .grad, not divided by their number. The last one averages. An
+        earlier step() averages what is there. With GradScaler or clipping call optimizer.synchronize() before it.
+    process_group: the ranks to average over; the world by default. bucket_bytes: the least size of a bucket.
 
-    The optimizer gets three methods: synchronize() averages what is not yet averaged, skip_synchronize() is a context
-    in which step() does not, set_backward_passes_per_step(n).
+    The optimizer gets three methods: synchronize() averages what is not yet averaged. In the context skip_synchronize()
+    step() does not average. set_backward_passes_per_step(n) changes the number.
 
-    A parameter without a gradient counts as zeros where another rank has one, and keeps None where no rank has. Two
-    backwards before one step() are averaged twice, with the sum of both, as with DDP. Buffers (of BatchNorm, say) are
-    each rank's own. Refused: sparse gradients, DTensors, LBFGS, parameters that were added or unfrozen later.
+    A parameter without a gradient counts as zeros if another rank has a gradient. If no rank has one, it keeps None.
+    Two backwards before one step() are averaged twice, with the sum of both, as with DDP. Buffers (of BatchNorm, say)
+    are each rank's own. Refused: sparse gradients, DTensors, LBFGS, parameters that were added or unfrozen later.
 
-    A collective; ranks whose parameters differ raise RanksDisagree, all of them. Making another DistributedOptimizer
-    over the same parameters takes them from this one.
+    Making one is a collective. If parameters differ between ranks, all raise RanksDisagree. Making another
+    DistributedOptimizer over the same parameters takes them from this one.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")

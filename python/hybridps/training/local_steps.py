@@ -1,9 +1,9 @@
 """LocalSteps: ranks train on their own and exchange what they have learnt every H steps (local SGD, DiLoCo).
 
-Each rank's contribution is its pseudo-gradient: the weights of the last exchange less its own. The owner of each part of it
-(a rank, or a dedicated server) averages the contributions, steps with the momentum of that part, which nobody else has, and
-what comes back is subtracted from the weights of the last exchange: csrc/hybridps/outer. Nothing but the weights of the last
-exchange is kept on every rank, and those it needs anyway, for its next contribution.
+Each rank's contribution is its pseudo-gradient: the weights of the last exchange less its own. Each part of it has an
+owner: a rank, or a dedicated server. The owner averages the contributions and steps with the momentum of its part,
+which nobody else has (csrc/hybridps/outer). Each rank subtracts the result from the weights of the last exchange. So
+every rank keeps these weights, and nothing else.
 
 Sources: local SGD, Stich 2019 (arXiv 1805.09767); DiLoCo, Douillard et al. 2023 (arXiv 2311.08105); its fragments, the delayed
 merge and the mixing in it: Streaming DiLoCo, Douillard et al. 2025 (arXiv 2501.18512); asynchronous: _rounds.py.
@@ -88,26 +88,27 @@ class LocalSteps:
     model: on this rank's device, not wrapped in DDP or FSDP. Its parameters and buffers become rank 0's; later buffers
         (BatchNorm's) are each rank's own, and so is the state of the inner optimizer. Parameters of fp32, bf16 and fp16.
     every: H, steps between two exchanges.
-    outer: "nesterov" (outer_lr 0.7, outer_momentum 0.9: DiLoCo's) or "sgd" (1.0 and 0.0, which averages the weights: local
-        SGD). outer_lr may be assigned between steps, on all ranks alike; not with
-        staleness, where ranks are at different steps.
+    outer: "nesterov" (outer_lr 0.7, outer_momentum 0.9, as DiLoCo) or "sgd" (1.0 and 0.0: averages the weights, local
+        SGD). outer_lr may be assigned between steps, on all ranks alike. Not with staleness: ranks are at different
+        steps.
     compress: a codec for what is exchanged, as in HYBRIDPS_COMPRESS: "int8", "int4:ef=1", ... (docs/compression.md).
-    fragments: the parameters are cut into so many parts that are exchanged at different steps, evenly over the H.
-    delay: an exchange is merged so many steps after it began (below `every`): training goes on meanwhile. keep: the part of
-        its own weights that a rank keeps in that, 0 to 1; they hold what it did in the meantime. Streaming DiLoCo has 0.5.
-    staleness: asynchronous. A round begins when `quorum` ranks (default: more than half) have done their H steps; a
-        contribution may be to weights at most `staleness` rounds newer than those it began with, else the others wait for
-        it. It counts (1 + age) ** -age_power. patience: of a round's time, how long a round waits for those that are
-        nearly ready. schedule(round) -> ranks that take part, instead of quorum: then all bits are determined.
-        Without fragments and delay.
-    process_group: whose ranks train together, of any backend; the world by default. Exchanges have a group of their own.
+    fragments: the parameters are cut into so many parts. The parts are exchanged at different steps, evenly over the H.
+    delay: an exchange is merged so many steps after it began (below `every`). Training goes on meanwhile. keep: the
+        part of its own weights that a rank keeps in the merge, 0 to 1. Streaming DiLoCo has 0.5.
+    staleness: asynchronous. A round begins when `quorum` ranks (default: more than half) have done their H steps. The
+        age of a contribution is the number of rounds that its rank has missed: at most `staleness`, else the others
+        wait. It counts (1 + age) ** -age_power. patience: how long a round waits for ranks that are nearly ready, as a
+        part of a round's time. schedule(round) -> ranks that take part, instead of quorum: then all bits are
+        determined. Without fragments and delay.
+    process_group: the ranks that train together, of any backend; the world by default. Exchanges have their own group.
 
-    A learning-rate scheduler belongs to the inner optimizer. With a GradScaler: scaler.step(optimizer), scaler.update(), then
-    advance() in the place of step(), also where the scaler has skipped one.
+    A learning-rate scheduler belongs to the inner optimizer. With a GradScaler: scaler.step(optimizer),
+    scaler.update(), then advance() in the place of step(), also if the scaler has skipped a step.
 
-    Making one is a collective; ranks whose parameters or settings differ raise RanksDisagree. Exchanges are collectives: all
-    ranks make the same number of steps (but for staleness). Errors of communication come out of step(), advance() or
-    synchronize(); after one, or where a rank's weights were not finite, it does not go on: make a new one and load a state.
+    Making one is a collective. If parameters or settings differ between ranks, all raise RanksDisagree. Exchanges are
+    collectives: without staleness all ranks make the same number of steps. Errors of communication come out of step(),
+    advance() or synchronize(). After an error, or if a rank's weights were not finite, it does not go on: make a new
+    one and load a state.
     """
 
     def __init__(
@@ -363,10 +364,10 @@ class LocalSteps:
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a state_dict(), of which rank 0's counts (others may give None); a collective.
+        """Goes on from rank 0's state_dict(); other ranks may give None. A collective.
 
-        Every rank's weights become those of the last exchange. Whoever saved the ranks' own weights loads them into the
-        model after this. ValueError, on all ranks: it does not fit this model, or is no such state.
+        Every rank's weights become those of the last exchange. If you saved the ranks' own weights, load them into the
+        model after this. ValueError, on all ranks: the state does not fit this model, or is no such state.
         """
         self._check()
         if self._rounds is not None:

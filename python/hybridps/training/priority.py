@@ -13,13 +13,13 @@ LOWEST, HIGHEST = -128, 127
 
 @contextlib.contextmanager
 def priority(value: int | None) -> Iterator[None]:
-    """Operations that this thread issues inside have this priority, in whatever group, instead of their group's.
+    """Operations that this thread issues inside have this priority, in every group, instead of their group's.
 
-    value: -128 to 127, higher goes first where several wait to be sent; None: as the groups say. May be nested. It says
-        only whose chunks go first: not in which order operations are matched, and no result depends on it. Ranks may
-        differ, each orders what it sends; a dedicated server goes by the contribution that came first.
+    value: -128 to 127, higher goes first; None: as the groups say. May be nested. It only orders chunks that wait to be
+        sent. It changes neither how operations are matched nor a result. Ranks may differ: each orders what it sends. A
+        dedicated server goes by the contribution that came first.
 
-    Raises ValueError outside that range, ImportError without the extension. Groups of other backends take no notice.
+    Raises ValueError outside that range, ImportError without the extension. Groups of other backends ignore it.
     """
     exchange = load_extension().exchange_thread_priority
     before = exchange(value)

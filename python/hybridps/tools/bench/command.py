@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nic-gbps", metavar="RATE", help="rate of the cards, or one per node with commas; gives limit and %%limit")
     add("--mtu", type=int, help="MTU, for the goodput (default: the interface's, else 1500)")
     add("--servers-gbps", metavar="RATES", default="", help="rates of dedicated servers, with commas; for the limit")
-    add("--interface", metavar="NAMES", help="network interfaces whose bytes are counted")
+    add("--interface", metavar="NAMES", help="count the bytes of these network interfaces")
     add(
         "--ranks",
         type=int,

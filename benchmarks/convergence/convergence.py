@@ -86,14 +86,15 @@ def draw(results: list[dict], codecs: list[str], path: Path) -> None:
     import matplotlib.pyplot as pyplot
 
     tasks = list(dict.fromkeys(r["task"] for r in results))
-    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), constrained_layout=True, squeeze=False)
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(3.6 * len(tasks), 4.4), constrained_layout=True, squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         for codec in codecs:
             curves = [r["curve"] for r in results if r["task"] == task and r["codec"] == codec]
             mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
             axis.plot([10 * (i + 1) for i in range(len(mean))], mean, label=codec, linewidth=1.2)
-        axis.set(title=f"{task}: training loss, mean of {len(curves)} seeds", xlabel="step", ylabel="loss", yscale="log")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(codecs), fontsize=9)
+        axis.set(title=f"{task}, mean of {len(curves)} seeds", xlabel="step", yscale="log")
+    axes[0][0].set(ylabel="training loss")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=110)
 
 

@@ -119,7 +119,7 @@ def run(arguments) -> int:
             problem = "torch is not installed in this environment"
         else:
             if tuple(int(part) for part in torch_version.split(".")[:2]) < (2, 14):
-                problem = f"standing in for a backend needs torch 2.14 or newer, and this is {torch_version}"
+                problem = f"--as needs torch 2.14 or newer, and this environment has torch {torch_version}"
             else:
                 problem = _unknown_backend(names)
     if problem:

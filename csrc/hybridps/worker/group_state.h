@@ -199,7 +199,6 @@ struct GroupState : core::Pinned {
   core::Status status;                 // first verdict on the group
   core::TimePoint last_finished_at{};  // end of the last collective
   core::TimePoint failed_at{};
-  bool told = false;                         // the verdict was found here, and sent to the neighbours
   bool has_told = false;                     // a verdict on the group was sent to the neighbours
   int blamed = -1;                           // the rank that the verdict blames; -1: none
   std::set<core::EngineId> know_of_failure;  // members that have sent a verdict on the group

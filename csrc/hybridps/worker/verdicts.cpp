@@ -139,7 +139,6 @@ void Worker::fail_group(GroupState& group, const core::Status& cause, bool tell,
   if (!group.status.is_ok()) return;
   group.status = cause;
   group.failed_at = core::Clock::now();
-  group.told = tell;
   group.blamed = blamed;
   const wire::Verdict verdict = wire::Verdict::on_group(cause.code(), blamed);
   // If this process ends next, the verdict arrives before its connections close. So the members do not take this rank

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 

@@ -23,7 +23,7 @@ constexpr std::size_t kSendBytesMax = std::size_t{1} << 20;
 /// A payload of at most this size is copied when it has left, so that its buffer need not wait for the peer's count.
 constexpr std::size_t kCopiedBytesMax = 4096;
 /// What has come is told by the next frame that leaves. Without one: after this many bytes, or after a while
-/// (kTellAfterNs).
+/// (kTellAfter).
 constexpr std::size_t kTellBytes = std::size_t{256} << 10;
 /// Bytes that one connection may bring before the others are read.
 constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
@@ -233,9 +233,6 @@ void TcpTransportImpl::tell(TcpLink& link) {
 }
 
 std::size_t TcpTransportImpl::tell_all() {
-  std::uint64_t times = 0;
-  (void)!::read(timer_.get(), &times, sizeof times);
-  tells_later_ = false;
   std::size_t told = 0;
   for (const auto& link : links_) {
     if (link->state != TcpLink::LinkState::kOpen || link->untold_bytes == 0) continue;
@@ -417,10 +414,8 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   if (receiver_ == nullptr) return;
   had_bulk_ |= link.payload_bytes >= kBulkBytes;
   link.untold_bytes += link.header_bytes + link.payload_bytes;
-  if (link.untold_bytes >= kTellBytes)
-    tell(link);
-  else if (!tells_later_)
-    tell_later();
+  if (link.untold_bytes >= kTellBytes) tell(link);
+  if (!tells_later_) tell_later();
   ++stats_.rx_messages;
   stats_.rx_header_bytes += link.header_bytes;
   stats_.rx_payload_bytes += link.payload_bytes;

@@ -41,7 +41,7 @@ constexpr core::Duration kLookAtRecordsEvery = core::from_seconds(1);
 /// After one of two sessions with a peer has ended, the other may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
-constexpr long kTellAfterNs = 40'000'000;
+constexpr core::Duration kTellAfter = core::from_seconds(0.04);
 
 core::Status no_congestion_control(const std::string& wanted, int error) {
   const auto listed = [](const char* name) {
@@ -296,7 +296,7 @@ std::size_t TcpTransportImpl::progress() {
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
     if (event.data.ptr == &timer_)
-      did += tell_all();
+      did += on_timer();
     else if (event.data.ptr == nullptr)
       did += accept_all();
     else
@@ -326,7 +326,7 @@ std::size_t TcpTransportImpl::progress() {
 bool TcpTransportImpl::arm() {
   if (in_child()) return true;
   if (!listed_.empty() || !unread_.empty() || !completions_.empty() || !attention_.empty()) return false;
-  if (greeting_.empty() && rx_pool_->bytes_mapped() == 0 && !identity_) return true;
+  if (greeting_.empty() && !identity_) return true;
   const core::TimePoint now = core::Clock::now();
   bool has_lost = false;
   if (identity_ && now >= looks_at_records_) {
@@ -340,10 +340,6 @@ bool TcpTransportImpl::arm() {
       }
   }
   if (!greeting_.empty()) expire_greetings(now);
-  if (now >= trims_at_) {
-    if (trims_at_ != core::TimePoint{}) rx_pool_->trim();
-    trims_at_ = now + kTrimEvery;
-  }
   return attention_.empty() && !has_lost;  // progress() must look at a lost connection's next attempt
 }
 
@@ -369,10 +365,26 @@ std::size_t TcpTransportImpl::on_event(TcpLink& link, std::uint32_t events) {
 }
 
 /// Where much has come and nothing leaves, a frame of its own tells it, so that the peer lets go of what it keeps.
-void TcpTransportImpl::tell_later() {
-  itimerspec after{};
-  after.it_value.tv_nsec = kTellAfterNs;
-  tells_later_ = ::timerfd_settime(timer_.get(), 0, &after, nullptr) == 0;
+void TcpTransportImpl::tell_later() { tells_later_ = set_timer(kTellAfter); }
+
+bool TcpTransportImpl::set_timer(core::Duration after) noexcept {
+  itimerspec time{};
+  time.it_value.tv_sec = after / core::from_seconds(1);
+  time.it_value.tv_nsec = (after % core::from_seconds(1)).count();
+  return ::timerfd_settime(timer_.get(), 0, &time, nullptr) == 0;
+}
+
+std::size_t TcpTransportImpl::on_timer() {
+  std::uint64_t times = 0;
+  (void)!::read(timer_.get(), &times, sizeof times);
+  tells_later_ = false;
+  const std::size_t told = tell_all();
+  if (const core::TimePoint now = core::Clock::now(); now >= trims_at_) {
+    if (trims_at_ != core::TimePoint{}) rx_pool_->trim();
+    trims_at_ = now + kTrimEvery;
+  }
+  if (!tells_later_ && rx_pool_->bytes_mapped() > 0) (void)set_timer(kTrimEvery);
+  return told;
 }
 
 TransportStats TcpTransportImpl::stats() const noexcept {

@@ -126,6 +126,9 @@ class TcpTransportImpl final : public TcpTransport {
   void tell(TcpLink& link);
   void tell_later();
   std::size_t tell_all();
+  bool set_timer(core::Duration after) noexcept;
+  /// Tells what has come, and gives unused memory for payloads back.
+  std::size_t on_timer();
   std::size_t run_completions();
 
   // Receiving
@@ -173,7 +176,6 @@ class TcpTransportImpl final : public TcpTransport {
   core::Descriptor listener_;
   bool accepts_ = true;  // the listener is watched; false while there are no descriptors
   core::TimePoint accepts_again_{};
-  core::TimePoint trims_at_{};
   core::TimePoint looks_at_records_{};
   core::Descriptor spare_;  // reserve, given up for a moment to turn connections away
   std::size_t greetings_max_ = 0;
@@ -197,8 +199,9 @@ class TcpTransportImpl final : public TcpTransport {
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;
   std::size_t unsent_ = 0;
-  core::Descriptor timer_;        // to tell what has come where nothing leaves
-  bool tells_later_ = false;      // timer_ is set
+  core::Descriptor timer_;    // soon after a message, to tell what has come; else to trim rx_pool_
+  bool tells_later_ = false;  // timer_ is set to tell
+  core::TimePoint trims_at_{};
   bool had_bulk_ = false;         // a large message was delivered in this progress()
   std::vector<TcpLink*> listed_;  // links that have something to send and may send now
   std::vector<TcpLink*> unread_;  // links whose channel has bytes that the socket has no more

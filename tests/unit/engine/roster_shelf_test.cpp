@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -14,15 +15,24 @@ using namespace hybridps;
 using bootstrap::Bytes;
 using ShelfClaim = bootstrap::NodeShelf::ShelfClaim;
 
+namespace {
+
+/// The first has the name, and the second waits for it.
+std::array<std::unique_ptr<bootstrap::NodeShelf>, 3> claimed_shelves(std::uint64_t name) {
+  std::array<std::unique_ptr<bootstrap::NodeShelf>, 3> shelves;
+  for (auto& shelf : shelves) {
+    shelf = engine::roster_shelf();
+    CHECK(shelf->claim(name) == (&shelf == &shelves[0] ? ShelfClaim::kOurs : ShelfClaim::kOthers));
+  }
+  CHECK_FALSE(shelves[1]->look(name));
+  return shelves;
+}
+
+}  // namespace
+
 TEST_CASE("engine/roster_shelf: one has the shelf, and the others get what it puts there", "[engine][fast]") {
   const std::uint64_t name = core::random_u64();
-  const auto one = engine::roster_shelf();
-  const auto two = engine::roster_shelf();
-  const auto three = engine::roster_shelf();
-  CHECK(one->claim(name) == ShelfClaim::kOurs);
-  CHECK(two->claim(name) == ShelfClaim::kOthers);
-  CHECK(three->claim(name) == ShelfClaim::kOthers);
-  CHECK_FALSE(two->look(name));
+  const auto [one, two, three] = claimed_shelves(name);
   one->serve();
   CHECK_FALSE(two->look(name));
   const Bytes value(700'000, 9);
@@ -46,13 +56,7 @@ TEST_CASE("engine/roster_shelf: one has the shelf, and the others get what it pu
 
 TEST_CASE("engine/roster_shelf: who waits for a rank that ends is sent to the Store", "[engine][fast]") {
   const std::uint64_t name = core::random_u64();
-  auto one = engine::roster_shelf();
-  const auto two = engine::roster_shelf();
-  const auto three = engine::roster_shelf();
-  CHECK(one->claim(name) == ShelfClaim::kOurs);
-  CHECK(two->claim(name) == ShelfClaim::kOthers);
-  CHECK(three->claim(name) == ShelfClaim::kOthers);
-  CHECK_FALSE(two->look(name));
+  auto [one, two, three] = claimed_shelves(name);
   one.reset();
   CHECK(two->look(name) == Bytes());
   int looks = 1;

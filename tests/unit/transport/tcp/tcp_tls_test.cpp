@@ -18,6 +18,26 @@ namespace {
 
 using contract::numbered;
 
+/// Listens without TLS, under the name of a transport.
+struct Impostor {
+  explicit Impostor(const contract::Side& side) {
+    TcpAddress here = decode_tcp_address(side.transport->address()).value();
+    {
+      const core::ForkLock lock;
+      listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    }
+    here.socket = *parse_address("127.0.0.1", 0);
+    REQUIRE(::bind(listener.get(), here.socket.get(), here.socket.bytes) == 0);
+    REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&here.socket.name), &here.socket.bytes) == 0);
+    REQUIRE(::listen(listener.get(), 64) == 0);
+    address = encode(here);
+  }
+  /// -1: nobody has come.
+  int accept() const { return ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC); }
+  core::Descriptor listener;
+  std::vector<std::byte> address;
+};
+
 TEST_CASE("transport/tcp tls: nothing that is sent is seen on the way", "[transport][tls][fast]") {
   const bool tls = GENERATE(true, false);
   WatchedPair world(tls ? tls_options() : test_options());
@@ -158,23 +178,14 @@ TEST_CASE("transport/tcp tls: who is cut off in the middle of a handshake comes 
   TcpOptions options = tls_options();
   options.redial_for = core::from_seconds(0.2);  // as a loss it would end: it is cut off for longer
   auto pair = make_tcp_pair(options);
-  TcpAddress there = decode_tcp_address(pair->b.transport->address()).value();
-  core::Descriptor listener;
-  {
-    const core::ForkLock lock;
-    listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  }
-  there.socket = *parse_address("127.0.0.1", 0);
-  REQUIRE(::bind(listener.get(), there.socket.get(), there.socket.bytes) == 0);
-  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&there.socket.name), &there.socket.bytes) == 0);
-  REQUIRE(::listen(listener.get(), 64) == 0);
-  auto to_b = pair->a.transport->connect(pair->b.id, encode(there));
+  const Impostor impostor(pair->b);
+  auto to_b = pair->a.transport->connect(pair->b.id, impostor.address);
   REQUIRE(to_b.is_ok());
   REQUIRE(to_b.value()->send(numbered(1), {}, 0, {}).is_ok());
   int cuts = 0;
   const auto began = std::chrono::steady_clock::now();
   REQUIRE(pair->run_until([&] {
-    const int guest = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    const int guest = impostor.accept();
     if (guest >= 0) {
       for (int i = 0; i < 100; ++i) pair->a.progress();
       std::array<std::byte, 4096> hello;
@@ -187,7 +198,7 @@ TEST_CASE("transport/tcp tls: who is cut off in the middle of a handshake comes 
     return std::chrono::steady_clock::now() - began > std::chrono::seconds(1) && cuts >= 6;
   }));
   CHECK(pair->a.receiver.failures.empty());
-  CHECK(pair->a.transport->way(pair->b.id, encode(there)) == Way::kLacks);
+  CHECK(pair->a.transport->way(pair->b.id, impostor.address) == Way::kLacks);
   CHECK(tcp(pair->a).counters().redials >= 6);
 }
 
@@ -195,16 +206,7 @@ TEST_CASE("transport/tcp tls: \"come again\" in clear is heard, however early it
   TcpOptions options = tls_options();
   options.redial_for = core::from_seconds(0.2);
   auto pair = make_tcp_pair(options);
-  TcpAddress there = decode_tcp_address(pair->b.transport->address()).value();
-  core::Descriptor listener;
-  {
-    const core::ForkLock lock;
-    listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  }
-  there.socket = *parse_address("127.0.0.1", 0);
-  REQUIRE(::bind(listener.get(), there.socket.get(), there.socket.bytes) == 0);
-  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&there.socket.name), &there.socket.bytes) == 0);
-  REQUIRE(::listen(listener.get(), 64) == 0);
+  const Impostor impostor(pair->b);
   const bool is_early = GENERATE(true, false);
   int answered = 0;
   std::vector<int> guests;
@@ -216,18 +218,18 @@ TEST_CASE("transport/tcp tls: \"come again\" in clear is heard, however early it
     ::close(guest);
     ++answered;
   };
-  REQUIRE(pair->a.transport->connect(pair->b.id, encode(there)).is_ok());
+  REQUIRE(pair->a.transport->connect(pair->b.id, impostor.address).is_ok());
   const bool is_done = pair->run_until([&] {
     for (const int guest : std::exchange(guests, {})) answer(guest);
-    const int guest = ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    const int guest = impostor.accept();
     if (guest >= 0 && is_early) answer(guest);  // before the dialler has looked at its connection
     if (guest >= 0 && !is_early) guests.push_back(guest);
     return answered >= 6;  // each after 0.1 s, longer than redial_for
   });
   for (const int guest : guests) ::close(guest);
   REQUIRE(is_done);
-  (void)pair->run_until([&] { return pair->a.transport->way(pair->b.id, encode(there)) == Way::kLacks; }, 5);
-  CHECK(pair->a.transport->way(pair->b.id, encode(there)) == Way::kLacks);
+  (void)pair->run_until([&] { return pair->a.transport->way(pair->b.id, impostor.address) == Way::kLacks; }, 5);
+  CHECK(pair->a.transport->way(pair->b.id, impostor.address) == Way::kLacks);
   CHECK(pair->a.receiver.failures.empty());
 }
 

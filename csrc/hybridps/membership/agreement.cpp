@@ -95,9 +95,7 @@ void Agreement::on_ask(const wire::PlanAsk& ask, std::vector<double> weights) {
   look_at_answers();
 }
 
-void Agreement::answer(std::uint32_t version, std::uint64_t first) {
-  host_.send(tree_.parent(), wire::PlanAnswer{version, first});
-}
+void Agreement::answer(std::uint32_t version, std::uint64_t first) { host_.send_up({version, first}); }
 
 void Agreement::on_switch(const wire::PlanSwitch& change) {
   if (is_frozen() && change.version == change_->version && change.first >= unbound_) end(change.first);
@@ -106,9 +104,8 @@ void Agreement::on_switch(const wire::PlanSwitch& change) {
 void Agreement::begin(Change change) {
   numbered_ = last_number(change);
   const wire::PlanAsk ask{change.version, change.turns};
-  for (const int child : tree_.children()) host_.send_ask(child, ask, change.weights);
-  for (int server = ranks_; server < ranks_ + change.servers_asked; ++server)
-    host_.send_ask(server, ask, change.weights);
+  host_.send_down(ask, change.weights);
+  for (int server = ranks_; server < ranks_ + change.servers_asked; ++server) host_.ask_server(server, ask);
   unbound_ = host_.first_unbound();
   answers_.clear();
   has_answered_ = false;
@@ -118,7 +115,7 @@ void Agreement::begin(Change change) {
 void Agreement::end(std::uint64_t first) {
   const Change change = std::move(*change_);
   change_.reset();
-  for (const int child : tree_.children()) host_.send(child, wire::PlanSwitch{change.version, first});
+  host_.send_down(wire::PlanSwitch{change.version, first}, {});
   is_ending_ = true;
   if (first == wire::kRefused) {
     host_.on_refused(change);

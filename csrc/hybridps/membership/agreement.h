@@ -64,9 +64,12 @@ class Agreement : core::Pinned {
     virtual bool can_do(const Change& change) const = 0;
     /// This rank has bound all collectives below this number.
     virtual std::uint64_t first_unbound() const = 0;
-    /// Sends the question to a child in the tree, or to a dedicated server. Only ranks get the weights.
-    virtual void send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) = 0;
-    virtual void send(int member, wire::Body body) = 0;
+    /// To each child in the tree. `weights`: of a question.
+    virtual void send_down(const wire::Body& body, const std::vector<double>& weights) = 0;
+    /// To the parent in the tree.
+    virtual void send_up(const wire::PlanAnswer& answer) = 0;
+    /// A server gets no weights.
+    virtual void ask_server(int server, const wire::PlanAsk& ask) = 0;
     /// The change is over, and operations may be bound again. on_switch(): operations from `first` on use the new
     /// version. on_refused(): nothing changes.
     virtual void on_switch(const Change& change, std::uint64_t first) = 0;

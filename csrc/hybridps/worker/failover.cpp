@@ -37,14 +37,13 @@ void LostServers::report(int member, const core::Status& cause) {
   if (group_.info.topology.rank() == 0) {
     decide(member, std::string(cause.message()));
   } else if (group_.servers.advance(member, Phase::kReported)) {
-    const wire::Failover lost{What::kLost, static_cast<std::uint32_t>(member)};
-    worker_.host().send_control(group_.info.members.engine(group_.plans->tree().parent()), group_.message(lost),
-                                cause.message());
+    worker_.send_up(group_, wire::Failover{What::kLost, static_cast<std::uint32_t>(member)}, cause.message());
   }
 }
 
 void LostServers::decide(int member, const std::string& why) {
-  pass_on({What::kLost, static_cast<std::uint32_t>(member)}, why);
+  // On the same way as the change of plans that may have brought the server, so behind it.
+  worker_.send_down(group_, wire::Failover{What::kLost, static_cast<std::uint32_t>(member)}, why);
   if (group_.servers.is_leaving(member))
     core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
   else
@@ -52,12 +51,6 @@ void LostServers::decide(int member, const std::string& why) {
                    "; the group goes on without it");
   apply(member, why);
   group_.plans->leave_out();
-}
-
-// On the same way as the change of plans that may have brought the server, so behind it.
-void LostServers::pass_on(const wire::Failover& lost, const std::string& why) {
-  for (const int child : group_.plans->tree().children())
-    worker_.host().send_control(group_.info.members.engine(child), group_.message(lost), why);
 }
 
 void LostServers::apply(int member, const std::string& why) {
@@ -141,7 +134,7 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const bool is_loss = failover.what == What::kLost;
   std::string why(reinterpret_cast<const char*>(payload.data()), is_loss ? payload.bytes() : 0);
   if (is_loss && why.empty()) why = "no reason came";
-  if (is_loss && from_parent) pass_on(failover, why);
+  if (is_loss && from_parent) worker_.send_down(group_, failover, why);
   if (failover.server >= group_.info.members.size()) {
     // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
     if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) &&

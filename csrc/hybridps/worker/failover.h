@@ -65,7 +65,6 @@ class LostServers : core::Pinned {
  private:
   void on_forgets(int member, const wire::Failover& forgets, const std::string& why);
   void decide(int member, const std::string& why);
-  void pass_on(const wire::Failover& lost, const std::string& why);
   void apply(int member, const std::string& why);
   bool owns_steps(int member) const;
   void fail_steps(int member, const std::string& why);

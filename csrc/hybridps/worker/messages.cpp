@@ -1,4 +1,5 @@
-// Passes each message of a group to its target: a part of the group, an operation, or a role in a span.
+// Passes each message of a group to its target: a part of the group, an operation, or a role in a span. Sends along the
+// group's tree.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -14,6 +15,15 @@ server::RankCall call_of(const wire::From& from, const wire::Signature& signatur
 }
 
 }  // namespace
+
+void Worker::send_down(const GroupState& group, const wire::Body& body, std::string_view text) {
+  for (const int child : group.plans->tree().children())
+    host_.send_control(group.info.members.engine(child), group.message(body), text);
+}
+
+void Worker::send_up(const GroupState& group, const wire::Body& body, std::string_view text) {
+  host_.send_control(group.info.members.engine(group.plans->tree().parent()), group.message(body), text);
+}
 
 void Worker::see_local(OperationRun& run, const wire::ChunkId& chunk) {
   if (chunk.stage != wire::Stage::kLocalPush || chunk.contributor >= run.local_seen.size()) return;

@@ -22,15 +22,6 @@ constexpr std::uint32_t kAtATimeMax = 1024;
 
 bool Newcomers::is_first() const noexcept { return group_.info.topology.rank() == 0; }
 
-void Newcomers::pass_on(const wire::Join& join, std::string_view text) {
-  for (const int child : group_.plans->tree().children())
-    worker_.host().send_control(group_.info.members.engine(child), group_.message(join), text);
-}
-
-void Newcomers::send_up(const wire::Join& join, std::string_view text) {
-  worker_.host().send_control(group_.info.members.engine(group_.plans->tree().parent()), group_.message(join), text);
-}
-
 // --- rank 0 ----------------------------------------------------------------------------------------------------------
 
 void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
@@ -41,7 +32,7 @@ void Newcomers::take_in(const std::vector<std::string>& records, Done done) {
   const auto before = static_cast<std::uint32_t>(group_.servers.newcomers_begin());
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
-    pass_on(join, record);
+    worker_.send_down(group_, join, record);
   }
   for (const std::string& record : records) {
     join.server = before + static_cast<std::uint32_t>(&record - records.data());
@@ -55,7 +46,7 @@ void Newcomers::on_met(int rank) {
   if (is_first())
     group_.plans->take_in_newcomers();
   else
-    send_up({JoinStep::kMet, attempt_, 0, 0});
+    worker_.send_up(group_, wire::Join{JoinStep::kMet, attempt_, 0, 0});
 }
 
 void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
@@ -73,14 +64,14 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
 }
 
 void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
-  pass_on({JoinStep::kPart, attempt_, 0, 0});
+  worker_.send_down(group_, wire::Join{JoinStep::kPart, attempt_, 0, 0});
   part();
   due_ = core::TimePoint::max();
   if (const Done done = std::exchange(done_, nullptr)) done({why, server});
 }
 
 void Newcomers::start_without() {
-  pass_on({JoinStep::kStart, 0, 0, 0});
+  worker_.send_down(group_, wire::Join{JoinStep::kStart, 0, 0, 0});
   group_.info.coded_or_joined->forget();
   start();
 }
@@ -130,15 +121,17 @@ std::size_t Newcomers::expire_on_rank(core::TimePoint now) {
   }
   for (const int child : tree.children())
     if (met_.count(child) == 0)
-      send_up({JoinStep::kNotMet, attempt_, no_server, static_cast<std::uint32_t>(child)},
-              "it, or a rank that it tells of, has not said that it can reach the servers");
+      worker_.send_up(group_, wire::Join{JoinStep::kNotMet, attempt_, no_server, static_cast<std::uint32_t>(child)},
+                      "it, or a rank that it tells of, has not said that it can reach the servers");
   return 1;
 }
 
 void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) {
   if (!is_first() && group_.plans->is_taking_in()) {  // the end of the previous attempt has not reached this rank yet
-    send_up({JoinStep::kNotMet, join.attempt, join.server, static_cast<std::uint32_t>(group_.info.topology.rank())},
-            "another change of plans is under way");
+    worker_.send_up(group_,
+                    wire::Join{JoinStep::kNotMet, join.attempt, join.server,
+                               static_cast<std::uint32_t>(group_.info.topology.rank())},
+                    "another change of plans is under way");
     return;
   }
   if (join.attempt != attempt_) {
@@ -178,7 +171,7 @@ void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
   else if (is_first())
     on_not_met(0, server, std::string(why));
   else
-    send_up({step, attempt_, server, static_cast<std::uint32_t>(me)}, why);
+    worker_.send_up(group_, wire::Join{step, attempt_, server, static_cast<std::uint32_t>(me)}, why);
 }
 
 void Newcomers::on_message(const wire::Message& message, const flow::Delivery& payload) {
@@ -191,13 +184,14 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
     if (join.step == JoinStep::kMet && join.attempt == attempt_) on_met(from);
     if (join.step != JoinStep::kNotMet || rank < 0 || rank >= group_.info.topology.size()) return;
     if (!is_first())
-      send_up(join, why);  // of an attempt that this rank may have refused
+      worker_.send_up(group_, join, why);  // of an attempt that this rank may have refused
     else if (join.attempt == attempt_)
       on_not_met(rank, join.server, why.empty() ? "no reason came" : why);
     return;
   }
   if (from != group_.plans->tree().parent()) return;
-  if (join.step == JoinStep::kMeet || join.step == JoinStep::kPart || join.step == JoinStep::kStart) pass_on(join, why);
+  if (join.step == JoinStep::kMeet || join.step == JoinStep::kPart || join.step == JoinStep::kStart)
+    worker_.send_down(group_, join, why);
   if (join.step == JoinStep::kMeet) {
     meet(join, {payload.data(), payload.bytes()});
   } else if (join.step == JoinStep::kPart && join.attempt == attempt_) {

@@ -91,9 +91,6 @@ class Newcomers : core::Pinned {
 
  private:
   bool is_first() const noexcept;
-  /// To each child in the tree.
-  void pass_on(const wire::Join& join, std::string_view text = {});
-  void send_up(const wire::Join& join, std::string_view text = {});
   std::size_t expire_on_rank(core::TimePoint now);
   void meet(const wire::Join& join, std::span<const std::byte> record);
   void on_gone(int newcomer, const core::Status& cause);

@@ -115,8 +115,7 @@ void PlanChanges::on_report(int rank, std::uint64_t sequence, membership::RateRe
     core::log_debug("group \"", group_.info.name, "\": the rates of ", all->nodes.size(),
                     " nodes are not told: a message has no room for them");
   else
-    worker_.host().send_control(group_.info.members.engine(tree.parent()), group_.message(wire::Rates{sequence}),
-                                text_of(numbers));
+    worker_.send_up(group_, wire::Rates{sequence}, text_of(numbers));
 }
 
 void PlanChanges::learn(std::uint64_t sequence, const membership::RateReport& report) {
@@ -375,8 +374,7 @@ void PlanChanges::on_times(int rank, std::vector<double> seconds) {
   if (tree.is_root())
     learn(least);
   else
-    worker_.host().send_control(group_.info.members.engine(tree.parent()), group_.message(wire::TrialTimes{trial_}),
-                                text_of(least));
+    worker_.send_up(group_, wire::TrialTimes{trial_}, text_of(least));
 }
 
 void PlanChanges::learn(const std::vector<double>& seconds) {
@@ -417,15 +415,16 @@ void PlanChanges::tune() {
 
 // --- messages --------------------------------------------------------------------------------------------------------
 
-void PlanChanges::send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) {
-  const core::EngineId engine =
-      member < group_.servers.newcomers_begin() ? group_.info.members.engine(member) : group_.servers.engine_of(member);
-  worker_.host().send_control(engine, group_.message(ask),
-                              member < group_.info.topology.size() ? text_of(weights) : std::string_view());
+void PlanChanges::send_down(const wire::Body& body, const std::vector<double>& weights) {
+  worker_.send_down(group_, body, text_of(weights));
 }
 
-void PlanChanges::send(int member, wire::Body body) {
-  worker_.host().send_control(group_.info.members.engine(member), group_.message(std::move(body)), {});
+void PlanChanges::send_up(const wire::PlanAnswer& answer) { worker_.send_up(group_, answer); }
+
+void PlanChanges::ask_server(int server, const wire::PlanAsk& ask) {
+  const core::EngineId engine =
+      server < group_.servers.newcomers_begin() ? group_.info.members.engine(server) : group_.servers.engine_of(server);
+  worker_.host().send_control(engine, group_.message(ask), {});
 }
 
 void PlanChanges::on_message(const wire::Message& message, const flow::Delivery& payload) {

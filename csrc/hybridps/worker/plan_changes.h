@@ -88,8 +88,9 @@ class PlanChanges final : membership::Agreement::AgreementHost, membership::Rate
   bool is_awaited(int member) const override;
   bool can_do(const membership::Change& change) const override;
   std::uint64_t first_unbound() const override;
-  void send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) override;
-  void send(int member, wire::Body body) override;
+  void send_down(const wire::Body& body, const std::vector<double>& weights) override;
+  void send_up(const wire::PlanAnswer& answer) override;
+  void ask_server(int server, const wire::PlanAsk& ask) override;
   void on_switch(const membership::Change& change, std::uint64_t first) override;
   void on_refused(const membership::Change& change) override;
   // membership::RateMeter::RatesHost

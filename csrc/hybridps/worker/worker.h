@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -197,6 +198,10 @@ class Worker final : public server::Listener, core::Pinned {
   }
   /// Chunks of `run` that a lost dedicated server held cannot be recovered. The next settle() fails the group.
   void on_failover_impossible(const OperationRun& run, int server);
+  /// To each child of this rank in the group's tree (membership/tree.h).
+  void send_down(const GroupState& group, const wire::Body& body, std::string_view text = {});
+  /// To the parent of this rank in the tree.
+  void send_up(const GroupState& group, const wire::Body& body, std::string_view text = {});
   void settle_owed(OperationRun& run, const std::vector<schedule::Span>& plan);
   /// Makes the run's spans from `plan` and starts them.
   void launch(OperationRun& run, const std::vector<schedule::Span>& plan);

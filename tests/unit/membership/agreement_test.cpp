@@ -78,8 +78,9 @@ class Rank final : Agreement::AgreementHost {
   bool is_awaited(int member) const override;
   bool can_do(const Change& change) const override;
   std::uint64_t first_unbound() const override { return submitted_; }
-  void send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) override;
-  void send(int member, wire::Body body) override;
+  void send_down(const wire::Body& body, const std::vector<double>& weights) override;
+  void send_up(const wire::PlanAnswer& answer) override;
+  void ask_server(int server, const wire::PlanAsk& ask) override;
   void on_switch(const Change& change, std::uint64_t first) override;
   void on_refused(const Change& change) override;
 
@@ -282,11 +283,13 @@ bool Rank::can_do(const Change& change) const {
          change.weights.size() <= members + 1;
 }
 
-void Rank::send_ask(int member, const wire::PlanAsk& ask, const std::vector<double>& weights) {
-  group_.post(rank_, member, ask, weights);
+void Rank::send_down(const wire::Body& body, const std::vector<double>& weights) {
+  for (const int child : agreement_.tree().children()) group_.post(rank_, child, body, weights);
 }
 
-void Rank::send(int member, wire::Body body) { group_.post(rank_, member, std::move(body), {}); }
+void Rank::send_up(const wire::PlanAnswer& answer) { group_.post(rank_, agreement_.tree().parent(), answer, {}); }
+
+void Rank::ask_server(int server, const wire::PlanAsk& ask) { group_.post(rank_, server, ask, {}); }
 
 void Rank::on_switch(const Change& change, std::uint64_t first) {
   const bool joins = change.weights.size() > topology_.weights().size();
@@ -343,11 +346,9 @@ TEST_CASE("membership/agreement: nonsense is refused, and what nobody has asked 
     bool is_awaited(int) const override { return true; }
     bool can_do(const Change&) const override { return true; }
     std::uint64_t first_unbound() const override { return 7; }
-    void send_ask(int, const wire::PlanAsk&, const std::vector<double>&) override {}
-    void send(int member, wire::Body body) override {
-      CHECK(member == 0);
-      sent.push_back(std::get<wire::PlanAnswer>(body));
-    }
+    void send_down(const wire::Body&, const std::vector<double>&) override {}
+    void send_up(const wire::PlanAnswer& answer) override { sent.push_back(answer); }
+    void ask_server(int, const wire::PlanAsk&) override {}
     void on_switch(const Change&, std::uint64_t) override { ++switched; }
     void on_refused(const Change&) override { ++refused; }
     std::vector<wire::PlanAnswer> sent;

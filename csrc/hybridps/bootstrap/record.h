@@ -7,9 +7,9 @@
 //   text    := length u16 | bytes          address := length u32 | bytes
 //   record  := blob("HPSm", incarnation text | engine u64 | node_identity text | host_name text | pid u32
 //              | group_rank u32 | group_size u32 | members text | made_ms u64 | shm address | data address
-//              | control address | eager_bytes u64 | far_bytes u64 | region text | chunk_bytes u64 | chunk_bytes_max
-//              u64 | compress text | priority text | node_gbps f64 | machine u64 | loopback text | notes text | control
-//              nic | count u8 | count x nic)
+//              | control address | eager_bytes u64 | far_bytes u64 | region text | chunk_bytes u64
+//              | chunk_bytes_max u64 | compress text | priority text | node_gbps f64 | machine u64 | loopback text
+//              | notes text | control nic | count u8 | count x nic)
 //   nic     := name text | network text | gbps f64
 //   roster  := blob("HPSr", nonce u64 | uid u64 u64 | count u32 | count x (node n | difference) | names servers u8
 //              | servers u32 | servers x (length u32 | record))

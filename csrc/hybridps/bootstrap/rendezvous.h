@@ -3,8 +3,8 @@
 //   member r                        store                         group rank 0
 //   publish rec/<r> ---------------> rec/<r> --------------------> collect all, map nodes
 //   read, find itself <------------- roster/<nonce>, head <------- propose
-//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid, and which regions there
-//   (with round trips)                                             are; else propose again
+//   prove shared memory, confirm --> ack/<nonce>/<r> ------------> all ok: head says valid, and the regions
+//   (with round trips)                                             not ok: propose again
 //   ready <------------------------- head (valid)
 //
 // Rank 0 proposes a new roster, with a new nonce, in two cases. "stale": a member finds a record of an earlier life in

@@ -1,10 +1,9 @@
 // hybridps/membership/tree.h: the ranks that pass rank 0's messages on, and collect the answers to them.
 //
 // Model    Pure. In a small group rank 0 talks to every rank. In a larger one the first rank of each node stands for
-// the
-//          ranks of its node, and has the first ranks of up to kArity further nodes below it. So no rank talks to more
-//          than kArity nodes and its own, whatever the size of the group. A rank is always there: a group that loses a
-//          rank fails.
+//          the ranks of its node, and has the first ranks of up to kArity further nodes below it. So no rank talks to
+//          more than kArity nodes and its own, whatever the size of the group. A rank is always there: a group that
+//          loses a rank fails.
 // Threads  immutable after construction.
 #pragma once
 

@@ -99,6 +99,16 @@ struct Operation {
   core::TimePoint issued_at{};                // start of the timeout; unset: submit()
 };
 
+inline bool is_barrier(schedule::Kind kind) noexcept {
+  return kind == schedule::Kind::kBarrier || kind == schedule::Kind::kGoodbye;
+}
+
+/// Whether the operation follows the shares of plan versions. Outer steps keep the group's initial shares, because an
+/// owner keeps state for its spans.
+inline bool has_shares(const Operation& o) noexcept {
+  return !is_barrier(o.kind) && o.scope != schedule::Scope::kWitness && !core::is_outer(o.op);
+}
+
 struct Outcome {
   core::Status status;
   int source_rank = -1;  // point-to-point receive: the group rank that sent the message

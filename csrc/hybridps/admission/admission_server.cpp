@@ -113,7 +113,7 @@ Status write_all(Line& line, const Bytes& bytes, const core::Deadline& deadline,
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (Status status = wait_for(line.socket.fd, POLLOUT, deadline, where); !status.is_ok()) return status;
     } else if (errno != EINTR) {
-      return Status(Code::kPeerDead, where + " ended the conversation: " + line.why());
+      return Status(Code::kPeerDead, where + " closed the connection: " + line.why());
     }
   }
   return Status::ok();
@@ -131,7 +131,7 @@ Status read_all(Line& line, std::uint8_t* out, std::size_t bytes, const core::De
     } else if (got < 0 && errno == EPROTO) {
       return Status(Code::kInvalidArgument, where + ": " + line.why());
     } else if (got == 0 || errno != EINTR) {
-      return Status(Code::kPeerDead, where + " ended the conversation: " + std::string(when_it_ends));
+      return Status(Code::kPeerDead, where + " closed the connection: " + std::string(when_it_ends));
     }
   }
   return Status::ok();
@@ -167,7 +167,7 @@ core::Result<int> connect_to(const Address& address, const core::Deadline& deadl
     why = std::strerror(error);
     ::close(fd);
   }
-  return Status(Code::kPeerDead, where + " cannot be reached: " + why + "; is hybridps-server running there?");
+  return Status(Code::kPeerDead, where + " cannot be reached: " + why + "; see whether hybridps-server runs there");
 }
 
 }  // namespace
@@ -262,7 +262,8 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   const std::string& token = secret.token;
   const std::string where = "the dedicated server " + address.text();
   const Status no_server(Code::kMismatch, address.text() + " does not speak as a hybridps-server of this version does");
-  if (body.size() > kBodyBytesMax) return Status(Code::kInvalidArgument, "a request of more than 64 MiB");
+  if (body.size() > kBodyBytesMax)
+    return Status(Code::kInvalidArgument, "the request to " + where + " has more than 64 MiB; make a smaller group");
   core::Result<int> connected = connect_to(address, deadline, where);
   if (!connected.is_ok()) return connected.status();
   Line line(connected.value());
@@ -282,7 +283,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   if (Status status = write_all(line, mine.value(), deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kHelloBytes + kMacBytes> theirs{};
   if (Status status = read_all(line, theirs.data(), theirs.size(), deadline, where,
-                               secret.authority ? "has it HYBRIDPS_SECURITY=tls, as this job has?"
+                               secret.authority ? "it may lack HYBRIDPS_SECURITY=tls, which this job has"
                                                 : "it does not know this protocol, or has HYBRIDPS_SECURITY=tls");
       !status.is_ok())
     return status;
@@ -323,8 +324,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   return Status(static_cast<Code>(code), where + ": " + std::string(answer.begin(), answer.end()));
 }
 
-// --- AdmissionServer
-// ------------------------------------------------------------------------------------------------------------
+// --- AdmissionServer -------------------------------------------------------------------------------------------------
 
 struct AdmissionServer::Guest : core::Pinned {
   Guest(int f, const std::string& token, const Handler& handler, std::size_t body_bytes_max)

@@ -279,7 +279,7 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
   }
   core::Result<MemberRecord> decoded = decode_record(bytes);
   if (!decoded.is_ok()) {
-    note_ = who + " published what cannot be read: " + std::string(decoded.status().message());
+    note_ = who + " published a record that cannot be read: " + std::string(decoded.status().message());
     return false;
   }
   MemberRecord record = std::move(decoded).value();
@@ -368,7 +368,7 @@ bool Rendezvous::propose(TimePoint now) {
   if (parts.size() > static_cast<std::size_t>(kRosterPartsMax)) {
     end(Status(Code::kOutOfResources, "the roster of group " + core::quoted(options_.group_name) + " has " +
                                           std::to_string(bytes.value().size()) +
-                                          " bytes, too many for the store"),
+                                          " bytes, too many for the store; make a smaller group"),
         true);
     return false;
   }
@@ -425,7 +425,7 @@ bool Rendezvous::take_ack(int rank, const Bytes& bytes) {
   const std::optional<AckBlob> ack = decode_ack(bytes);
   const auto kind = ack ? static_cast<RosterAck>(ack->kind) : RosterAck::kNone;
   if (kind == RosterAck::kNone || (kind != RosterAck::kStale && ack->engine != roster_.members[at].engine)) {
-    note_ = "rank " + std::to_string(rank) + " confirmed with what cannot be read";
+    note_ = "rank " + std::to_string(rank) + " sent a confirmation that cannot be read";
     return false;
   }
   if (kind == RosterAck::kUnproven) add_unproven(rank, ack->ranks);

@@ -47,8 +47,8 @@ void Rendezvous::end_without(const std::string& who, const Status& why) {
   end(Status(why.code(), who + " of group " + core::quoted(options_.group_name) +
                              " is gone, and was given up before by " + describe(options_.self) + ": " +
                              std::string(why.message()) +
-                             ". What to do: start that process anew, or make the group without it; if it lives, let it "
-                             "destroy all of its groups and make them again"),
+                             ". What to do: start that process again, or make the group without it. If the process "
+                             "still runs, let it destroy all of its groups and make them again"),
       true);
 }
 
@@ -87,15 +87,15 @@ std::optional<Status> Rendezvous::unreplaced_failure() {
 
 void Rendezvous::end_taken(int rank, const Bytes& bytes) {
   const auto record = decode_record(bytes);
-  std::string text = "group " + core::quoted(options_.group_name) + ", " + options_.life + ": at rank " +
-                     std::to_string(rank) + ", where " + options_.expected[static_cast<std::size_t>(rank)].where +
-                     " was expected, ";
+  std::string text = "group " + core::quoted(options_.group_name) + ", " + options_.life + ": rank " +
+                     std::to_string(rank) + " should be " + options_.expected[static_cast<std::size_t>(rank)].where +
+                     ", but ";
   if (!record.is_ok()) {
-    text += "is what cannot be read (" + std::string(record.status().message()) + ")";
+    text += "its record cannot be read (" + std::string(record.status().message()) + ")";
   } else if (record.value().engine != options_.expected[static_cast<std::size_t>(rank)].engine) {
-    text += "is " + describe(record.value()) + ": " + options_.life + " is already used by another group";
+    text += "it is " + describe(record.value()) + ": " + options_.life + " is already used by another group";
   } else {
-    text += "it was given other members, or the same in another order";
+    text += "it was given other members, or the same members in another order";
   }
   end(Status(Code::kMismatch,
              text +
@@ -132,8 +132,7 @@ bool Rendezvous::end_if_disagrees(const MemberRecord& other) {
   }
   if (phase_ == RendezvousPhase::kPending)
     end(Status(Code::kMismatch, text + ". What to do: let all ranks of the job make the same groups in the same order "
-                                       "with the same lists, also "
-                                       "those that they are not in"),
+                                       "with the same lists, also groups that they are not in"),
         !valid);
   return true;
 }

@@ -65,8 +65,8 @@ std::string Rendezvous::other_lives(const std::vector<int>& absent) {
   if (!text.empty())
     text +=
         ", this rank is in " + core::quoted(options_.self.incarnation) +
-        " (run id, restart count, how often the process has made the group): lives find each other only by a name that "
-        "their callers give them, hybridps.Options(incarnation=...) or the uuid of reconfigure()";
+        " (run id, restart count, how often the process has made the group), and ranks of two lives do not meet: give "
+        "all ranks the same hybridps.Options(incarnation=...), or the same uuid in reconfigure()";
   return text;
 }
 

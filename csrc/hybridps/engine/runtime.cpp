@@ -254,8 +254,8 @@ void Runtime::on_forged(const Origin& origin, const wire::From& claimed) {
                                 ? std::string("this process")
                                 : "engine " + core::to_string(claimed.source) + ", which is not known here";
   const core::Status cause(core::Code::kPeerDead, "it sent a message in the name of another process (" + whose +
-                                                      "), and its connection was cut. Its hybridps is broken, or it is "
-                                                      "an intruder");
+                                                      "), so its connection was closed. Its hybridps is broken, or it "
+                                                      "is an intruder: see which program runs there");
   static core::LogRate rate(core::from_seconds(10));
   if (rate.permit())
     core::log_warn("refused a message: ", peers_.knows(from) ? peers_.where(from) : "a process of no group here", ": ",

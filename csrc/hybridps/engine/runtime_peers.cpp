@@ -89,7 +89,7 @@ core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const
   KnownPeer& peer = *peers_.find(engine);
   if (peer.dead) {
     newcomers.pop_back();
-    return core::Status(core::Code::kPeerDead, where + " was given up there before");
+    return core::Status(core::Code::kPeerDead, where + " was given up by that rank before");
   }
   ++peer.groups;
   return schedule::Member{engine, where, region.value()};

@@ -388,13 +388,14 @@ void DedicatedServer::on_message(const wire::Message& message, flow::Delivery pa
       return;
     }
     if (outbox_.holds_too_much(from.source)) {
-      close_later(from.uid,
-                  core::Status(core::Code::kOutOfResources,
-                               "rank " + std::to_string(from.sender_rank) + " has sent a dedicated server " +
-                                   std::to_string(outbox_.held(from.source)) +
-                                   " bytes that it has not asked for, and may send " +
-                                   std::to_string(outbox_.held_bytes_max()) + ": its hybridps is broken"),
-                  Tell::kFailed);
+      close_later(
+          from.uid,
+          core::Status(
+              core::Code::kOutOfResources,
+              "rank " + std::to_string(from.sender_rank) + " has sent a dedicated server " +
+                  std::to_string(outbox_.held(from.source)) + " bytes that nobody has asked for, and may send " +
+                  std::to_string(outbox_.held_bytes_max()) + ": the sender's hybridps is broken, or another version"),
+          Tell::kFailed);
       return;
     }
     if (group->spans.count(key) == 0 && open_span(*group, *chunk, message.priority) == nullptr) return;

@@ -520,7 +520,7 @@ bool Channel::can_encode() {
   can_encode_ = status.is_ok();
   static std::atomic<bool> told{false};  // told once for all channels
   if (!status.is_ok() && !told.exchange(true))
-    core::log_info("int8 is encoded by the CPU, from staging: ", device_->describe(), ": ", status.message());
+    core::log_info("the CPU encodes int8, from pinned memory: ", device_->describe(), ": ", status.message());
   return *can_encode_;
 }
 

@@ -52,12 +52,12 @@ void Channel::make_direct(std::vector<Slice>& slices, const worker::Operation& o
       if (rate.permit())
         core::log_warn("HYBRIDPS_GPUDIRECT is on, and group \"", group.name(), "\" (rank ", group.rank(),
                        ") cannot send from the memory of ", device_->describe(), ": ", made.status().message(),
-                       "; what it sends goes through pinned memory");
+                       "; its data goes through pinned memory");
       return;
     }
     if (direct_) smaller_direct_.push_back(direct_);
-    core::log_info("group \"", group.name(), "\": CUDA tensors go to other nodes from the memory of ",
-                   device_->describe(), ", ", bytes, " bytes of it, but for sums (HYBRIDPS_GPUDIRECT)");
+    core::log_info("group \"", group.name(), "\": CUDA tensors go to other nodes from ", bytes,
+                   " bytes of the memory of ", device_->describe(), ", except for sums (HYBRIDPS_GPUDIRECT)");
     const std::lock_guard progress(progress_mutex_);
     direct_ = std::move(made).value();
   }

@@ -41,10 +41,10 @@ Channel::Progress Channel::progress(core::TimePoint now) {
     // Where there is a witness, the witness must first name the missing ranks.
     if (!waiting_.empty() && waiting_.front().staged->deadline_.has_passed(local_ ? now - kGrace : now)) {
       const Staged& late = *waiting_.front().staged;
-      failure = Status(Code::kTimeout, late.what_ + " timed out after " + seconds_text(late.timeout_) + ": " +
-                                           device_->describe() +
-                                           " has not come to it; see what the program put on the stream before it, and "
-                                           "whether that can end, or pass a longer timeout");
+      failure = Status(Code::kTimeout,
+                       late.what_ + " timed out after " + seconds_text(late.timeout_) + ": " + device_->describe() +
+                           " has not come to it; see whether the work that the program put on the stream "
+                           "before it can end, or pass a longer timeout");
     }
     result.waits_for_stream = !waiting_.empty();
     const bool dead = !device_failed_.is_ok();

@@ -155,8 +155,8 @@ FactsTogether together(const std::vector<LocalFact>& facts, const schedule::Topo
       if (text_of(other.library).empty())
         all.obstacle = who + ": " + text_of(other.why);
       else if (text_of(other.library) != text_of(first.library))
-        all.obstacle = who + " has " + text_of(other.library) + ", rank " + std::to_string(ranks.front()) +
-                       " of the same node " + text_of(first.library);
+        all.obstacle = who + " has " + text_of(other.library) + ", and rank " + std::to_string(ranks.front()) +
+                       " of the same node has " + text_of(first.library);
       else if (!own_card)
         all.obstacle = who + " shares its GPU (" + text_of(other.card) + ") with another rank";
       for (std::size_t i = 0; i < all.pairs.size(); ++i)

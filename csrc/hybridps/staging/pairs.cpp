@@ -78,7 +78,7 @@ core::Status check_pairs(const Operation& o, const Topology& topology) {
     if (rank != me && std::max(give.of(rank).size(), take.of(rank).size()) > 1)
       return Status(Code::kInvalidArgument,
                     "what rank " + std::to_string(me) + " exchanges with rank " + std::to_string(rank) +
-                        " lies in several places; the GPUs of a node send each other one run of memory");
+                        " lies in several places, and GPUs of a node exchange one range of memory at a time");
   return {};
 }
 

@@ -66,19 +66,17 @@ void Stager::warn_of_few_queues(DevicePool& pool) {
   if (queues >= kQueuesMost) {
     core::log_warn(device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
                    " hardware queues, the most that CUDA has: kernels may stand behind streams that wait for the "
-                   "network. Fewer process groups with CUDA tensors keep them apart");
+                   "network. What to do: use fewer process groups with CUDA tensors");
   } else if (queues >= kQueuesByDefault) {
-    core::log_warn(
-        device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
-        " hardware queues; CUDA_DEVICE_MAX_CONNECTIONS=32 keeps streams that wait for the network out of the "
-        "way of kernels");
+    core::log_warn(device.describe(), ": ", channels, " channels of hybridps and the program share ", queues,
+                   " hardware queues, so kernels may stand behind streams that wait for the network. What to do: set "
+                   "CUDA_DEVICE_MAX_CONNECTIONS=32");
   } else {
     core::log_warn(
         device.describe(), ": CUDA_DEVICE_MAX_CONNECTIONS=", queues,
-        ": kernels that are launched while an "
-        "operation waits for the network stand behind it, so nothing overlaps, and groups that are used in different "
-        "orders may wait for each other; ",
-        std::min(wanted, kQueuesMost), " or more (32 at most) keeps them apart");
+        ": kernels that are launched while an operation waits for the network stand behind it, so nothing overlaps. "
+        "Groups that are used in different orders may wait for each other. What to do: set it to ",
+        std::min(wanted, kQueuesMost), " or more (32 at most)");
   }
   warned_of_few_queues_ = true;
 }
@@ -188,7 +186,7 @@ void Stager::run() {
         driver_changed_.notify_all();
         lock.unlock();
         for (const auto& channel : channels)
-          channel->expire(Status(Code::kAborted, "the process is leaving before the operation was complete"), nullptr);
+          channel->expire(Status(Code::kAborted, "the process ends before the operation is complete"), nullptr);
         return;
       }
     }

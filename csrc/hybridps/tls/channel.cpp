@@ -114,7 +114,7 @@ core::Result<std::unique_ptr<TlsChannel>> TlsChannel::create(std::shared_ptr<con
 int TlsChannel::failed(int result) {
   const int why = ssl_->library.get_error(ssl_->object, result);
   if (is_clear_) {
-    why_ = "the other side does not use TLS: has it HYBRIDPS_SECURITY=tls?";
+    why_ = "the other side does not use TLS; set HYBRIDPS_SECURITY=tls there, too";
     return EPROTO;
   }
   if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE) {

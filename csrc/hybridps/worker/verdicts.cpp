@@ -41,7 +41,8 @@ std::string arguments_text(const wire::Signature& signature) {
 std::string_view what_to_do(core::Code code) {
   switch (code) {
     case core::Code::kPeerDead:
-      return "see that process's own log for why it ended; if it still runs, whether it is stopped or its network cut";
+      return "see that process's own log for why it ended; if the process still runs, see whether it is stopped, or "
+             "its network is cut";
     case core::Code::kTimeout:
       return "see whether the missing ranks are alive and issue the same operations, or pass a longer timeout";
     case core::Code::kMismatch:
@@ -196,9 +197,10 @@ void Worker::on_mismatch(const server::OperationKey& key, const server::RankCall
 void Worker::on_failover_impossible(const OperationRun& run, int server) {
   const GroupInfo& info = run.group.info;
   events_.push_back({nullptr, info.uid,
-                     core::Status(core::Code::kPeerDead, info.member_text(server) +
-                                                             " is gone, and a rank that had a part of operation " +
-                                                             std::to_string(run.sequence) + " has given it up")});
+                     core::Status(core::Code::kPeerDead, info.member_text(server) + " is gone, and operation " +
+                                                             std::to_string(run.sequence) +
+                                                             " cannot end without it: another rank, which had a part "
+                                                             "of the results, has failed the operation")});
 }
 
 void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
@@ -209,22 +211,22 @@ void Worker::on_bad_message(const server::OperationKey& key, std::string what) {
 bool Worker::can_keep(GroupState& group, std::size_t kept, const wire::Message& message) {
   const GroupInfo& info = group.info;
   if (outbox_.holds_too_much(message.from.source)) {
-    events_.push_back({nullptr, info.uid,
-                       core::Status(core::Code::kOutOfResources,
-                                    info.member_text(static_cast<int>(message.from.sender_rank)) + " has sent " +
-                                        info.member_text(info.topology.rank()) + " " +
-                                        std::to_string(outbox_.held(message.from.source)) +
-                                        " bytes that it has not asked for, and may send " +
-                                        std::to_string(outbox_.held_bytes_max()) + ": its hybridps is broken")});
+    events_.push_back(
+        {nullptr, info.uid,
+         core::Status(core::Code::kOutOfResources, info.member_text(static_cast<int>(message.from.sender_rank)) +
+                                                       " has sent " + info.member_text(info.topology.rank()) + " " +
+                                                       std::to_string(outbox_.held(message.from.source)) +
+                                                       " bytes that nobody has asked for, and may send " +
+                                                       std::to_string(outbox_.held_bytes_max()) +
+                                                       ": the sender's hybridps is broken, or another version")});
     return false;
   }
   if (kept < options_.early_messages_max) return true;
-  std::string what =
-      info.member_text(info.topology.rank()) + " keeps " + std::to_string(kept) + " messages of " +
-      (message.is_point_to_point() ? "sends that it has not asked for" : "operations that it has not issued") +
-      " and takes no more: it has issued " + std::to_string(group.submitted) + " collectives, " +
-      info.member_text(static_cast<int>(message.from.sender_rank)) + " sends its " +
-      std::to_string(message.sequence()) + ". Let ranks that run ahead wait for the others";
+  std::string what = info.member_text(info.topology.rank()) + " keeps " + std::to_string(kept) + " messages of " +
+                     (message.is_point_to_point() ? "sends without a receive" : "operations that it has not issued") +
+                     ", and no more fit: it has issued " + std::to_string(group.submitted) + " collectives, and " +
+                     info.member_text(static_cast<int>(message.from.sender_rank)) + " sends number " +
+                     std::to_string(message.sequence()) + ". What to do: let ranks that run ahead wait for the others";
   events_.push_back({nullptr, info.uid, core::Status(core::Code::kOutOfResources, std::move(what))});
   return false;
 }

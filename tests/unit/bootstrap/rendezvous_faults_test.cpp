@@ -453,7 +453,7 @@ TEST_CASE("bootstrap/rendezvous: garbage under every key does not crash and is w
   world.start(1);
   world.run_for(seconds(1));
   CHECK(world.member(0).phase() == Phase::kPending);
-  CHECK(contains(world.member(0).waiting_for(), "rank 2 published what cannot be read"));
+  CHECK(contains(world.member(0).waiting_for(), "rank 2 published a record that cannot be read"));
   world.start(2);
   REQUIRE(world.run(Phase::kReady));
   world.check_agreement();
@@ -561,7 +561,7 @@ TEST_CASE("bootstrap/rendezvous: members that were given other members are told 
   world.start_all();
   REQUIRE(world.run(Phase::kFailed, seconds(2)));
   for (int rank = 0; rank < 3; ++rank)
-    CHECK(contains(message(world.member(rank)), "was given other members, or the same in another order"));
+    CHECK(contains(message(world.member(rank)), "was given other members, or the same members in another order"));
 }
 
 TEST_CASE("bootstrap/rendezvous: who names other members is told both lists on all ranks at once",

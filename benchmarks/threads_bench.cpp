@@ -1,4 +1,5 @@
-// threads_bench: what HYBRIDPS_DATA_THREADS does to a large allreduce between two nodes, emulated over loopback TCP.
+// threads_bench: what HYBRIDPS_LIMITS=data_threads does to a large allreduce between two nodes, emulated over loopback
+// TCP.
 //
 //   cmake --build --preset release --target benchmarks
 //   build/release/benchmarks/threads_bench [--share PERCENT] [MiB] [operations] [rounds] [threads[/sockets]...]
@@ -166,7 +167,7 @@ void rank_main(int rank, const Way& way, int share, std::size_t bytes, int opera
   setenv("HYBRIDPS_INTERFACE", "lo", 1);
   setenv("HYBRIDPS_NODE", rank == 0 ? "a" : "b", 1);
   setenv("LOCAL_WORLD_SIZE", "1", 1);
-  setenv("HYBRIDPS_DATA_THREADS", way.threads.c_str(), 1);
+  setenv("HYBRIDPS_LIMITS", ("data_threads=" + way.threads).c_str(), 1);
   setenv("HYBRIDPS_DATA_SOCKETS", way.sockets.c_str(), 1);
   setenv("HYBRIDPS_SPIN_MICROSECONDS", "0", 0);
   if (share > 0) setenv("HYBRIDPS_CORES", "6", 0);

@@ -32,7 +32,7 @@ def main() -> None:
     dist.init_process_group("hybridps", pg_options=hybridps.Options(compress=codec))
     rank = dist.get_rank()
     torch.manual_seed(0)
-    # Gradients below HYBRIDPS_COMPRESS_MIN_BYTES (64 KiB) are sent as they are.
+    # Gradients below 64 KiB are sent as they are.
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 1024), nn.Tanh(), nn.Linear(1024, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 

@@ -35,7 +35,7 @@ def measure(options) -> list[dict]:
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HYBRIDPS_", "UCX_", "MASTER_", "TORCHELASTIC_"))}
     base |= {"WORLD_SIZE": str(NODES), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "HYBRIDPS_INTERFACE": "lo"}
-    base |= {"HYBRIDPS_COMPRESS_MIN_BYTES": "1K"}  # the models are small
+    base |= {"HYBRIDPS_LIMITS": "compress_min_bytes=1K"}  # the models are small
     job = json.dumps({"codecs": options.codecs, "seeds": options.seeds, "tasks": options.tasks.split(",")})
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = [

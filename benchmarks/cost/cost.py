@@ -4,7 +4,7 @@ plain TCP sockets that move the same bytes, in turn on the same hosts made of na
     benchmarks/cost/run                            n = 2, 4, 8 with 64 MiB; needs root
     benchmarks/cost/run --hosts 2,4 --mib 16 --rounds 5
     benchmarks/cost/run --hosts 8 --mbit 200       links of 200 Mbit/s: what is left for those who compute beside it
-    benchmarks/cost/run --env HYBRIDPS_CHUNK_BYTES=262144
+    benchmarks/cost/run --env HYBRIDPS_LIMITS=chunk_bytes=262144
     benchmarks/cost/run --runners hybridps,hybridps:HYBRIDPS_SPIN_MICROSECONDS=0    one setting beside another
 
 Medians over rounds; a figure of an operation is the mean over ranks. Where the time goes is sampled with perf in

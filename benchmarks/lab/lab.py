@@ -188,8 +188,6 @@ class Run:
             if self.setup.declares_regions:
                 region = self.setup.region_of[rank // ranks]
                 environment["HYBRIDPS_REGION"] = f"{region}@{self.setup.uplinks[region] / 1000:g}"
-            if not self.setup.small_first:
-                environment["HYBRIDPS_SMALL_FIRST"] = "0"
             if self.setup.exact:
                 environment["HYBRIDPS_COMPRESS"] = "exact"
             if self.servers:
@@ -535,9 +533,7 @@ def render(done: list[tuple[rows.Row, dict]], folder: Path) -> None:
     text = table(done)
     (folder / "table.md").write_text(text)
     if not plot_complaint():
-        # Not what a setting costs when it is off.
-        between = [(row, result) for row, result in done if row.setup.hosts > 1 and row.setup.small_first]
-        draw(between, folder / "table.png", "the links allow")
+        draw([pair for pair in done if pair[0].setup.hosts > 1], folder / "table.png", "the links allow")
         draw([pair for pair in done if pair[0].setup.hosts == 1], folder / "table-one-host.png", "memory allows")
     say("\n" + text)
 

@@ -16,7 +16,6 @@ class Setup:
     slow: float = 1  # the last worker host's rate, as a part of the others'
     slow_server: float = 1  # the last dedicated server's, never declared
     declared: bool = False  # whether HYBRIDPS_NIC_GBPS says so
-    small_first: bool = True  # HYBRIDPS_SMALL_FIRST
     cards: tuple[float, ...] = ()  # Mbit/s of each card of a host, where it has several; `mbit` is then not used
     regions: tuple[int, ...] = ()  # hosts of each region, where there are several; ranks go by regions
     uplinks: tuple[float, ...] = ()  # Mbit/s of each region's uplink, each way
@@ -53,8 +52,6 @@ class Setup:
             text += f", one host at {self.slow:g} of it, {'declared' if self.declared else 'not declared'}"
         if self.slow_server != 1:
             text += f", one server at {self.slow_server:g} of it, not declared"
-        if not self.small_first:
-            text += ", HYBRIDPS_SMALL_FIRST=0"
         if self.exact:
             text += ", packed without loss"
         return text
@@ -199,14 +196,6 @@ ROWS = (
         N4,
         {"do": "loaded", "bytes": 64, "bulk_bytes": 64 * MIB, "bulks": 2, "iterations": 100, "pause": 0.02},
         (at_most("ms", 10),),
-        ("latency",),
-    ),
-    # The same without the latency class, to compare.
-    Row(
-        "n4-64B-under-load-plain",
-        Setup(small_first=False),
-        {"do": "loaded", "bytes": 64, "bulk_bytes": 64 * MIB, "bulks": 2, "iterations": 100, "pause": 0.02},
-        (),
         ("latency",),
     ),
     *(

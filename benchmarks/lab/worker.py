@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hybridps.limits import bounds
 from hybridps.tools.bench.figures import add_limits, paired_ratio, summarise
-from hybridps.tools.bench.session import Session
+from hybridps.tools.bench.session import Session, limit
 from hybridps.tools.output import load_of_machine
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -394,7 +394,7 @@ def urgent(session, job, context):
                 work.wait()
     everyones = session._everyones(times)
     summary = {way: summarise([ranks[way] for ranks in everyones]) for way in times}
-    window = int(os.environ.get("HYBRIDPS_WINDOW_BYTES", 128 * 1024))
+    window = limit("window_bytes")
     in_flight = (2 + 2 / 3) * window / min(context["goodput"])
     result = {"bytes": job["bytes"], "urgent_beside_bytes": job["bulk_bytes"], "in_flight_seconds": in_flight}
     result["bound_seconds"] = 1.3 * summary["alone"]["seconds"] + in_flight

@@ -1,7 +1,7 @@
 """What the tuner (HYBRIDPS_TUNE=1) makes of bad settings: all-reduces between hosts made of namespaces whose links have a rate.
 
     benchmarks/tuner/run                              n = 4 at 500 Mbit/s, 4 MiB; needs root; ten minutes
-    benchmarks/tuner/run --starts chunk-4K,default --search CHUNK_BYTES=32K
+    benchmarks/tuner/run --starts chunk-4K,default --search chunk_bytes=32K
 
 First fixed settings are searched, one job after the other. Then for each start: a job that begins there with the tuner,
 a job that stays there without it, and one with the best fixed settings. The first has --operations operations, twenty at a time in turn with the second; then all
@@ -26,14 +26,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import hosts  # noqa: E402
 
 STARTS = {
-    "chunk-4K": {"CHUNK_BYTES": "4K"},
-    "chunk-4M": {"CHUNK_BYTES": "4M"},
-    "window-8K": {"WINDOW_BYTES": "8K"},
-    "window-64M": {"WINDOW_BYTES": "64M", "EAGER_BYTES": "4M"},
+    "chunk-4K": {"chunk_bytes": "4K"},
+    "chunk-4M": {"chunk_bytes": "4M"},
+    "window-8K": {"window_bytes": "8K"},
+    "window-64M": {"window_bytes": "64M", "eager_bytes": "4M"},
     "default": {},
 }
 BLOCK = 20  # operations at a time while it tunes
-SEARCH = "CHUNK_BYTES=8K,16K,64K WINDOW_BYTES=32K,128K,512K"
+SEARCH = "chunk_bytes=8K,16K,64K window_bytes=32K,128K,512K"
 
 
 def say(text: str) -> None:
@@ -57,13 +57,13 @@ def number(kind: type, least: float, most: float = math.inf):
 class Job:
     """Ranks that wait for something to do."""
 
-    def __init__(self, network: hosts.Hosts, names: list[str], options, settings: dict[str, str], port: int):
+    def __init__(self, network: hosts.Hosts, names: list[str], options, limits: dict[str, str], port: int, tunes=False):
         unwanted = ("HYBRIDPS_", "UCX_", "GLOO_", "MASTER_", "TORCHELASTIC_")
         base = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         base |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         base |= {"WORLD_SIZE": str(len(names)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "HYBRIDPS_STATUS": "off"}
         base |= {"MASTER_ADDR": network.address[names[0]], "MASTER_PORT": str(port), "HYBRIDPS_INTERFACE": hosts.INTERFACE}
-        base |= {"HYBRIDPS_" + name: value for name, value in settings.items()}
+        base |= {"HYBRIDPS_LIMITS": ",".join(map("=".join, limits.items())), "HYBRIDPS_TUNE": str(int(tunes))}
         command = [sys.executable, str(HERE / "worker.py"), str(int(options.mib * 2**20))]
         self.ranks = []
         for rank, name in enumerate(names):
@@ -119,8 +119,8 @@ def search(network, names, options) -> tuple[dict[str, str], dict[str, float]]:
 def compare(network, names, options, start: dict[str, str], best: dict[str, str]) -> dict:
     jobs = {}
     try:
-        for kind, settings in {"tuned": start | {"TUNE": "1"}, "start": start, "best": best}.items():
-            jobs[kind] = Job(network, names, options, settings, options.port)
+        for kind, settings in {"tuned": start, "start": start, "best": best}.items():
+            jobs[kind] = Job(network, names, options, settings, options.port, kind == "tuned")
             options.port += 1
         # The start in turn with it, by what all operations take: rare long ones count.
         while_tuning = {"tuned": 0.0, "start": 0.0}

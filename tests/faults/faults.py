@@ -340,7 +340,7 @@ def visit(backend, runs):
                 row.expect(server.process.returncode == 0, "the server ends in good order")
 
             env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": test_dedicated.TOKEN, "FAULTS_READY": folder}
-            env |= {"HYBRIDPS_SERVERS_RETRY_SECONDS": "0.2", "HYBRIDPS_FIND_RATES": "0"}
+            env |= {"HYBRIDPS_LIMITS": "servers_retry_seconds=0.2", "HYBRIDPS_FIND_RATES": "0"}
             with test_dedicated.alongside(strike):
                 results = launch(ranks.around_a_visit, "1+1+1+1", backend, env=env)
         for result in results:

@@ -232,7 +232,7 @@ def training_resets(backend, runs, steps):
             disturb,
             hosts=4,
             seconds=steps,
-            env={"HYBRIDPS_COMPRESS": "int8", "HYBRIDPS_COMPRESS_MIN_BYTES": "16K"},
+            env={"HYBRIDPS_COMPRESS": "int8", "HYBRIDPS_LIMITS": "compress_min_bytes=16K"},
             resumes=False,
             job=ranks.trains,
             see=lambda results: seen.append([result["losses"] for result in results]),

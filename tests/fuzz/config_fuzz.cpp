@@ -42,6 +42,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (row.name == "HYBRIDPS_TOKEN" && !config.value().token.empty() && row.value == config.value().token)
       std::abort();  // a secret is never shown
   }
-  (void)config.value().stats_path();
+  (void)config.value().metrics_path();
   return 0;
 }

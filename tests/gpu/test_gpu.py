@@ -132,7 +132,7 @@ def test_every_collective_with_nccl_inside_the_nodes(on_gpus, nodes):
 @pytest.mark.parametrize("connections", ["1", "32"])
 def test_slices_with_nccl_inside_the_nodes(on_gpus, nodes, connections):
     on_gpus(nodes)
-    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": connections, "HYBRIDPS_STAGING_BYTES": "16M"}
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": connections, "HYBRIDPS_LIMITS": "staging_bytes=16M"}
     args = ("every_collective", [torch.float32, torch.bfloat16], [bodies.SLICED])
     run_ranks(bodies.on_own_gpu, nodes, args=args, env=environment, timeout=200)
 
@@ -157,7 +157,7 @@ def test_a_rank_of_the_same_node_does_not_come(on_gpus):
 def test_nccl_inside_the_nodes_can_be_switched_off(on_gpus):
     on_gpus("2")
     args = ("every_collective", [torch.float32], bodies.SIZES)
-    run_ranks(bodies.on_own_gpu, "2", args=args, env={"HYBRIDPS_LOCAL_NCCL": "0"})
+    run_ranks(bodies.on_own_gpu, "2", args=args, env={"HYBRIDPS_LIMITS": "local_nccl=0"})
 
 
 @pytest.mark.parametrize("nodes", ["1+1", *LOCAL])

@@ -72,7 +72,7 @@ def a_program_of_gloos(rank, world, leave):
 
 @pytest.mark.parametrize(("leave", "level"), [(False, "OFF"), (True, "OFF"), (False, "DETAIL")])
 def test_a_program_that_says_gloo(leave, level):
-    env = {"HYBRIDPS_AS": "gloo", "HYBRIDPS_LEAVE_SIDE_GROUPS": str(int(leave)), "TORCH_DISTRIBUTED_DEBUG": level}
+    env = {"HYBRIDPS_AS": "gloo,leave-side-groups" if leave else "gloo", "TORCH_DISTRIBUTED_DEBUG": level}
     function = a_program_of_gloos if level == "OFF" else a_program_under_detail
     results = run_ranks(function, "2+2", args=(leave,), init=False, env=env, fork_server=harness.framework_zygote)
     told = [line for report in results.reports for line in report.output.splitlines() if "stands in for gloo" in line]

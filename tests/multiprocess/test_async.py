@@ -35,8 +35,7 @@ LONG_SEEDS = int(os.environ.get("HYBRIDPS_TEST_RANDOM_LONG_SEEDS", "10"))
 # Every pool at the minimum that core/config allows.
 SMALLEST_POOLS = {
     "HYBRIDPS_POOL_BYTES": "1M",
-    "HYBRIDPS_EAGER_BYTES": "0",
-    "HYBRIDPS_GRANT_CHUNKS": "1",
+    "HYBRIDPS_LIMITS": "eager_bytes=0,grant_chunks=1",
 }
 
 

@@ -21,7 +21,7 @@ ON = {"HYBRIDPS_CHECKSUM": "1"}
     ("nodes", "more"),
     [
         ("1+1+1+1", {}),
-        ("2+2+1", {"HYBRIDPS_DATA_SOCKETS": "3", "HYBRIDPS_DATA_THREADS": "2"}),
+        ("2+2+1", {"HYBRIDPS_DATA_SOCKETS": "3", "HYBRIDPS_LIMITS": "data_threads=2"}),
     ],
 )
 def test_collectives(nodes, more):

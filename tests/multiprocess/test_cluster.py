@@ -83,14 +83,16 @@ def test_machines_without_a_fault_are_ok(three_hosts, tmp_path):
 def test_settings_servers_and_lost_packets_are_named_with_what_to_change(three_hosts, tmp_path):
     network = three_hosts({"boxa": 200, "boxb": 200, "boxc": 20})
     network.enter("", "ip", "link", "set", "port1", "mtu", "1300")  # what boxb does not know of the way to it
-    settings = {"boxb": {"HYBRIDPS_GRANT_CHUNKS": "8"}, "boxc": {"HYBRIDPS_POOL_BYTES": "lots"}}
+    settings = {"boxb": {"HYBRIDPS_LIMITS": "grant_chunks=8,window_bytes=64K"}, "boxc": {"HYBRIDPS_POOL_BYTES": "lots"}}
     settings["boxa"] = {"HYBRIDPS_SERVERS": "10.77.0.2:7"}
     code, outputs, found = examine(network, tmp_path, settings, ("--seconds", "0.5"))
     assert code == 1 and outputs[0][0].splitlines()[-1] == "not usable as it is", outputs
     problems = "\n".join(found["problems"])
     # boxc has no card while its settings cannot be read: what is not known is not said.
     assert "rank 3 on boxc: HYBRIDPS_POOL_BYTES='lots' is not valid" in problems
-    assert "HYBRIDPS_GRANT_CHUNKS differs: the default on boxa; 8 on boxb; it must be the same on all ranks" in problems
+    differs = "HYBRIDPS_LIMITS=grant_chunks differs: the default on boxa; 8 on boxb; it must be the same on all ranks"
+    assert differs in problems and "window_bytes" not in problems
+    assert "HYBRIDPS_LIMITS=window_bytes differs: the default on boxa; 64K on boxb" in "\n".join(found["notes"])
     assert "boxa cannot reach the dedicated server 10.77.0.2:7" in problems
     assert "between boxa (net0 10.77.0.1) and boxb (net0 10.77.0.2) packets of more than 1300 bytes are lost" in problems
 

@@ -865,7 +865,7 @@ def test_memory_layouts(nodes):
 )
 def test_through_data_threads(function, nodes):
     """What threads of their own carry between the nodes gives the same results."""
-    run_checked(function, nodes, env={"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_DATA_THREADS": "2"})
+    run_checked(function, nodes, env={"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_LIMITS": "data_threads=2"})
 
 
 def float8_reduced(rank, world, nodes):
@@ -1088,7 +1088,7 @@ def digests_of_a_run(rank, world, nodes):
 @pytest.mark.parametrize("nodes", ["2+2", "2+1+1"])
 def test_bits_do_not_depend_on_run_or_chunk_size(nodes):
     runs = [run_checked(digests_of_a_run, nodes)[0]["digests"]]
-    settings = [{}, {"HYBRIDPS_CHUNK_BYTES": "16384"}, {"HYBRIDPS_CHUNK_BYTES": "262144"}]
+    settings = [{}, {"HYBRIDPS_LIMITS": "chunk_bytes=16384"}, {"HYBRIDPS_LIMITS": "chunk_bytes=262144"}]
     for setting in settings:
         runs.append(run_checked(digests_of_a_run, nodes, env=setting)[0]["digests"])
     for setting, digests in zip(settings, runs[1:], strict=True):

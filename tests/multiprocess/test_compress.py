@@ -12,7 +12,7 @@ from harness import run_ranks
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps compresses")
 
-ENV = {"HYBRIDPS_COMPRESS_MIN_BYTES": "1K"}
+ENV = {"HYBRIDPS_LIMITS": "compress_min_bytes=1K"}
 
 
 def options(codec):

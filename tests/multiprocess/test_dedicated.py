@@ -293,11 +293,11 @@ def compressed(rank, world):
 
 
 def test_a_server_without_room_for_a_block_of_the_codec_is_left_out_or_refused():
-    with servers(1, env={"HYBRIDPS_CHUNK_BYTES": "2048", "HYBRIDPS_TUNE": "0"}) as running:
+    with servers(1, env={"HYBRIDPS_LIMITS": "chunk_bytes=2048", "HYBRIDPS_TUNE": "0"}) as running:
         env = settings(running, HYBRIDPS_COMPRESS="topk:k=0.1", HYBRIDPS_SERVERS_REQUIRED="1")
-        pattern = "has blocks of 4096; start it with a larger HYBRIDPS_CHUNK_BYTES"
+        pattern = "has blocks of 4096; start it with a larger HYBRIDPS_LIMITS=chunk_bytes"
         run_ranks(refused, "1+1+1", args=(pattern,), env=env, init=False, destroy=False)
-        env = settings(running, HYBRIDPS_COMPRESS="topk:k=0.1", HYBRIDPS_SERVERS_RETRY_SECONDS="0.05")
+        env = settings(running, HYBRIDPS_COMPRESS="topk:k=0.1", HYBRIDPS_LIMITS="servers_retry_seconds=0.05")
         run_ranks(compressed, "1+1+1", env=env)
         assert "opened group" not in running[0].stop()
 
@@ -320,7 +320,7 @@ def test_a_server_says_who_comes_who_goes_and_who_is_refused():
 
 
 def test_a_server_with_too_little_memory_says_whom_it_refused():
-    with servers(1, "--memory", "16M", env={"HYBRIDPS_EAGER_BYTES": "2M"}) as running:
+    with servers(1, "--memory", "16M", env={"HYBRIDPS_LIMITS": "eager_bytes=2M"}) as running:
         run_ranks(plain, "1+1+1", env=settings(running))
         said = running[0].stop()
     assert re.search(r"refused group '0' of 3 ranks .*: its memory is enough for 2 ranks", said), said
@@ -392,7 +392,7 @@ def test_a_server_that_is_stopped_is_left_out_and_hurts_nobody_when_it_wakes():
     with servers(1) as running:
         process = running[0].process
         actions = [(3, lambda: process.send_signal(signal.SIGSTOP)), (7, lambda: process.send_signal(signal.SIGCONT))]
-        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5", HYBRIDPS_SERVERS_RETRY_SECONDS="0")
+        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_LIMITS="servers_retry_seconds=0")
         with strikes(*actions):
             run_ranks(go_on, "1+1+1", args=(8, 20), env=env, destroy=False)
         said = running[0].stop()
@@ -471,7 +471,7 @@ def test_a_server_that_comes_late_is_taken_in_and_let_go_again(tmp_path):
         ended["said"], ended["seconds"] = server.stop(), time.monotonic() - begin
         ended["code"] = server.process.returncode
 
-    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_SERVERS_RETRY_SECONDS": "0.2"}
+    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_LIMITS": "servers_retry_seconds=0.2"}
     env["HYBRIDPS_FIND_RATES"] = "0"  # the shares are those of equal cards
     with alongside(visit):
         results = run_ranks(visited, "1+1+1+1", args=(size, [0, 1, 0], str(tmp_path)), env=env)
@@ -493,7 +493,7 @@ def test_a_server_that_was_given_up_and_wakes_is_taken_in_again(tmp_path):
             await_file(tmp_path / "phase2")
             process.send_signal(signal.SIGCONT)
 
-        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_HEARTBEAT_SECONDS="0.5", HYBRIDPS_SERVERS_RETRY_SECONDS="0.2")
+        env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_LIMITS="servers_retry_seconds=0.2")
         env["HYBRIDPS_FIND_RATES"] = "0"
         with alongside(strike):
             run_ranks(visited, "1+1+1", args=(1 << 20, [1, 0, 1], str(tmp_path)), env=env)
@@ -520,7 +520,7 @@ def logged(rank, world, path, seconds):
 
 def test_one_with_another_token_that_comes_late_is_refused_once(tmp_path):
     address = f"127.0.0.1:{free_port()}"
-    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_SERVERS_RETRY_SECONDS": "0.05"}
+    env = {"HYBRIDPS_SERVERS": address, "HYBRIDPS_TOKEN": TOKEN, "HYBRIDPS_LIMITS": "servers_retry_seconds=0.05"}
     said = []
 
     def visit():
@@ -647,7 +647,7 @@ def restart_servers_under(tmp_path, train_them, server_env=None):
             (tmp_path / "enough").touch()
 
         with alongside(strike):
-            return train_them(settings(running, HYBRIDPS_SERVERS_RETRY_SECONDS="0.2"))
+            return train_them(settings(running, HYBRIDPS_LIMITS="servers_retry_seconds=0.2"))
 
 
 @pytest.mark.parametrize("regions", [None, "aabb"])

@@ -351,7 +351,7 @@ def stopped(rank, world):
 
 @needs_reconfigure
 def test_a_rank_that_was_stopped_is_refused():
-    run_ranks(stopped, "1+1+1+1", init=False, env={"HYBRIDPS_DEAD_SECONDS": "1", "HYBRIDPS_HEARTBEAT_SECONDS": "0.3"})
+    run_ranks(stopped, "1+1+1+1", init=False, env={"HYBRIDPS_DEAD_SECONDS": "1"})
 
 
 def left_out(rank, world):
@@ -375,7 +375,7 @@ def left_out(rank, world):
 
 @needs_reconfigure
 def test_a_rank_that_is_left_out():
-    run_ranks(left_out, "1+1+1", init=False, env={"HYBRIDPS_LINGER_SECONDS": "1"})
+    run_ranks(left_out, "1+1+1", init=False)
 
 
 # ------------------------------------------------------------------------------------------------- shrink_group
@@ -434,9 +434,8 @@ def shrunk(rank, world, kill, abort):
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this torch has no shrink_group()")
 @pytest.mark.parametrize(("kill", "abort"), [(True, False), (True, True), (False, False), (False, True)])
 def test_shrink_group(kill, abort):
-    results = run_ranks(
-        shrunk, "2+1+1", args=(kill, abort), destroy=False, expected_exits={3: -9} if kill else None, env={"HYBRIDPS_LINGER_SECONDS": "1"}
-    )
+    exits = {3: -9} if kill else None
+    results = run_ranks(shrunk, "2+1+1", args=(kill, abort), destroy=False, expected_exits=exits)
     print(f"shrink_group took {max(r['seconds'] for r in results[:3] if r):.3f} s")
 
 
@@ -578,5 +577,5 @@ def test_ranks_and_dedicated_servers_are_lost_in_any_order(how, events, tmp_path
                 init=how == "shrink",
                 destroy=False,
                 expected_exits=dead,
-                env=settings(running, HYBRIDPS_LINGER_SECONDS="1"),
+                env=settings(running),
             )

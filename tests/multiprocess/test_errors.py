@@ -508,8 +508,7 @@ def two_stopped(rank, world):
 
 @needs_hybridps
 def test_two_neighbours_stopped():
-    env = {"HYBRIDPS_HEARTBEAT_SECONDS": "0.2", "HYBRIDPS_DEAD_SECONDS": "1"}
-    results = run_ranks(two_stopped, "2+1+1", env=env, destroy=False)
+    results = run_ranks(two_stopped, "2+1+1", env={"HYBRIDPS_DEAD_SECONDS": "1"}, destroy=False)
     assert len({result["culprit"] for result in results}) == 1
 
 

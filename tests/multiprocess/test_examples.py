@@ -24,7 +24,7 @@ def runs(rank, world, name, arguments):
 
         at = arguments.index("--as")
         sys.argv = [name, *arguments[:at], *arguments[at + 2 :]]
-        os.environ |= {"HYBRIDPS_AS": arguments[at + 1], "HYBRIDPS_LEAVE_SIDE_GROUPS": "1"}
+        os.environ["HYBRIDPS_AS"] = f"{arguments[at + 1]},leave-side-groups"
         stand_in.install()
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 

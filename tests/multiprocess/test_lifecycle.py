@@ -426,12 +426,12 @@ def store_stands_still(rank, world, address, when):
     if when in ("init", "failing"):
         stop()
         if when == "failing":
-            os.environ["HYBRIDPS_CHUNK_BYTES"] = "nonsense"
+            os.environ["HYBRIDPS_LIMITS"] = "chunk_bytes=nonsense"
         error = check.raises("init_process_group", Exception, lambda: init(1))
         if when == "init":
             check.that("names the Store", "Store has not answered" in str(error), str(error))
         else:
-            check.that("says why", "HYBRIDPS_CHUNK_BYTES" in str(error), str(error))
+            check.that("says why", "HYBRIDPS_LIMITS='chunk_bytes=nonsense'" in str(error), str(error))
         return check.result()
     init(60)
     dist.barrier()

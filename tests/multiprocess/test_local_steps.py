@@ -279,7 +279,7 @@ def no_memory(rank, world):
 
 def test_a_server_without_memory_for_momentum_says_so():
     with servers(1, "--memory", "16M") as running:
-        texts = run_ranks(no_memory, "1+1+1+1", env=settings(running, HYBRIDPS_EAGER_BYTES="64K"))
+        texts = run_ranks(no_memory, "1+1+1+1", env=settings(running, HYBRIDPS_LIMITS="eager_bytes=64K"))
     for text in texts:
         assert "no memory for the outer optimizer's momentum" in text
         assert "more --memory" in text

@@ -175,18 +175,18 @@ def test_several_connections_for_each_card(make_hosts):
 def test_connections_carry_the_same_bytes(make_hosts):
     network = make_hosts(["a", "b", "c"], 1)
     several = {"HYBRIDPS_DATA_SOCKETS": "4"}
-    threads = several | {"HYBRIDPS_DATA_THREADS": "2"}
+    threads = several | {"HYBRIDPS_LIMITS": "data_threads=2"}
     check(tensors_sent(network, 2, a=several, b=threads, c={}), {name: [4 / 3] for name in network.names})
 
 
 def test_more_data_threads_than_connections_are_reported(make_hosts):
     network = make_hosts(["a", "b"], 2)
-    setting = {"HYBRIDPS_DATA_THREADS": "3"}
+    setting = {"HYBRIDPS_LIMITS": "data_threads=3"}
     for code, out, err in finish(start(network, 1, a=setting, b={})):
         assert code == 0, err
         answer = json.loads(out.splitlines()[-1])
         assert answer["right"]
-        told = "HYBRIDPS_DATA_THREADS=3: there is work for 2 only" in err
+        told = "HYBRIDPS_LIMITS=data_threads=3: there is work for 2 only" in err
         assert told == (answer["rank"] == 0), err
 
 

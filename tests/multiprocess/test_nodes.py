@@ -114,7 +114,7 @@ SO_MAX_PACING_RATE = 47
 
 @needs_hybridps
 def test_connections_go_as_the_settings_say():
-    env = {"HYBRIDPS_TCP_CONGESTION": "reno", "HYBRIDPS_TCP_GBPS": "1", "HYBRIDPS_DSCP": "10"}
+    env = {"HYBRIDPS_TCP_CONGESTION": "reno", "HYBRIDPS_LIMITS": "tcp_gbps=1", "HYBRIDPS_DSCP": "10"}
     for found in run_ranks(sockets_of_peers, "1+1", env=env, store="file"):
         assert found == {("reno", 125_000_000, 40)}
 

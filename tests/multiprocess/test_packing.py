@@ -12,7 +12,7 @@ from harness import run_ranks
 
 pytestmark = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="only hybridps packs")
 
-ALWAYS = {"HYBRIDPS_COMPRESS": "exact:auto=0", "HYBRIDPS_COMPRESS_MIN_BYTES": "1K"}
+ALWAYS = {"HYBRIDPS_COMPRESS": "exact:auto=0", "HYBRIDPS_LIMITS": "compress_min_bytes=1K"}
 
 
 def options(codec):

@@ -33,8 +33,8 @@ TLS = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": TOKEN}
     [
         ("1+1+1+1", {}),
         ("2+2+1", {}),
-        ("1+1+1+1", {"HYBRIDPS_DATA_SOCKETS": "3", "HYBRIDPS_DATA_THREADS": "2"}),
-        ("1+1+1+1", {"HYBRIDPS_SHM": "0", "HYBRIDPS_COMPRESS": "off", "HYBRIDPS_FAR_BYTES": "1M"}),
+        ("1+1+1+1", {"HYBRIDPS_DATA_SOCKETS": "3", "HYBRIDPS_LIMITS": "data_threads=2"}),
+        ("1+1+1+1", {"HYBRIDPS_SHM": "0", "HYBRIDPS_COMPRESS": "off", "HYBRIDPS_LIMITS": "far_bytes=1M"}),
     ],
 )
 def test_collectives(nodes, more):

@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 COUNT = 24 << 10  # floats
-BAD = {"HYBRIDPS_CHUNK_BYTES": "4K", "HYBRIDPS_WINDOW_BYTES": "8K"}
+BAD = {"HYBRIDPS_LIMITS": "chunk_bytes=4K,window_bytes=8K"}
 
 
 def work(rank, world, operations, until=None):
@@ -65,7 +65,8 @@ def test_bits_and_bytes_are_those_without_a_tuner(nodes):
 
 
 def test_compressed_gradients_have_the_same_bits_too():
-    env = BAD | {"HYBRIDPS_COMPRESS": "onebit", "HYBRIDPS_COMPRESS_MIN_BYTES": "1K", "HYBRIDPS_TUNE": "0"}
+    env = {"HYBRIDPS_COMPRESS": "onebit", "HYBRIDPS_TUNE": "0"}
+    env["HYBRIDPS_LIMITS"] = BAD["HYBRIDPS_LIMITS"] + ",compress_min_bytes=1K"
     plain = run_ranks(train, "1+1+1", args=(60,), env=env)
     tuned = run_ranks(train, "1+1+1", args=(60,), env=env | {"HYBRIDPS_TUNE": "1"})
     assert len({one[0] for one in plain + tuned}) == 1

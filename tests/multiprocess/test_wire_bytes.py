@@ -133,7 +133,7 @@ def sent_by_socket(rank, world, size):
 def test_sockets_carry_equal_parts(sockets, threads):
     """Two nodes: each sends S; with k sockets S / k through each, within a chunk or two and the headers of messages."""
     size = 24 << 20
-    env = {"HYBRIDPS_DATA_SOCKETS": str(sockets), "HYBRIDPS_DATA_THREADS": str(threads)}
+    env = {"HYBRIDPS_DATA_SOCKETS": str(sockets), "HYBRIDPS_LIMITS": f"data_threads={threads}"}
     for sent in run_ranks(sent_by_socket, "1+1", args=(size,), env=env):
         large = sorted(bytes for bytes in sent if bytes > size / 16)
         print(f"{sockets} sockets, {threads} threads: {large} of {size}")
@@ -147,7 +147,7 @@ def test_sockets_carry_equal_parts(sockets, threads):
 @pytest.mark.parametrize("nodes", ["1+1", "2+1+1"])
 def test_bytes_through_data_threads(nodes):
     """The backend's own count is as exact where other threads carry the messages."""
-    env = {"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_DATA_THREADS": "2"}
+    env = {"HYBRIDPS_DATA_SOCKETS": "2", "HYBRIDPS_LIMITS": "data_threads=2"}
     results = run_ranks(counted, nodes, args=(SIZES, "all_reduce"), env=env)
     count = max(harness.parse_nodes(nodes)) + 1
     for index, size in enumerate(SIZES):

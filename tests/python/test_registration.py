@@ -370,6 +370,8 @@ def test_env_prints_the_main_settings_and_with_all_the_rest():
     assert names_in(done.stdout) == list(MAIN_SETTINGS)
     names = [entry["name"] for entry in load.load_extension().config_table()[0]]
     assert names_in(everything.stdout) == [*MAIN_SETTINGS, *(name for name in names if name not in MAIN_SETTINGS)]
+    limits = everything.stdout[everything.stdout.index("\nHYBRIDPS_LIMITS=name=value,name=value:\n") :]
+    assert re.search(r"^chunk_bytes +64K +64K +default +Payload", limits, re.M), limits
     assert done.stdout.splitlines()[-1] == f"{len(names) - len(MAIN_SETTINGS)} more settings: hybridps env --all"
     assert "more settings" not in everything.stdout
 
@@ -377,6 +379,15 @@ def test_env_prints_the_main_settings_and_with_all_the_rest():
 def test_env_also_prints_what_is_set():
     shown = names_in(command("env", HYBRIDPS_TUNE="1", HYBRIDPS_NODE="a").stdout)
     assert shown[10:] == ["HYBRIDPS_NODE", "HYBRIDPS_TUNE"]
+
+
+def test_env_shows_limits_and_says_the_new_form_of_an_old_name():
+    done = command("env", "--all", HYBRIDPS_LIMITS="grant_chunks=2", HYBRIDPS_CHUNK_BYTES="16384")
+    assert done.returncode == 0
+    assert re.search(r"^HYBRIDPS_LIMITS +chunk_bytes=16K,grant_chunks=2 +env ", done.stdout, re.M), done.stdout
+    assert re.search(r"^chunk_bytes +16K +64K +env ", done.stdout, re.M), done.stdout
+    assert "HYBRIDPS_CHUNK_BYTES: old names" in done.stderr
+    assert "write HYBRIDPS_LIMITS=chunk_bytes=16K,grant_chunks=2" in done.stderr
 
 
 def test_env_marks_the_row_of_a_value_that_cannot_be_used():
@@ -441,20 +452,23 @@ def test_without_a_group_there_is_nothing_to_look_at():
         hybridps.topology()
 
 
+SETTINGS_MAX = 35
+
+
 def test_the_page_of_settings_is_the_table():
     from hybridps.tools.cli import MAIN_SETTINGS, in_order
 
-    code = (
-        "from hybridps.backend import load; import json; print(json.dumps(load.load_extension().config_table()[0]))"
-    )
+    code = "from hybridps.backend import load; import json; print(json.dumps(load.load_extension().config_table()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    settings, _warnings, limits = json.loads(done.stdout)
+    assert len(settings) <= SETTINGS_MAX, "what follows from a measurement or from another value is no setting"
     wanted = []
-    for entry in in_order(json.loads(done.stdout)):
+    for entry in [*in_order(settings), *limits]:
         default = f"`{entry['default']}`" if entry["default"] else "not set"
         wanted.append(f"| `{entry['name']}` | {default} | {entry['unit']} | {entry['doc']} |")
     page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `HYBRIDPS_")]
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == wanted, "docs/settings.md should have:\n" + "\n".join(wanted)
     listed = re.findall(r"^- .*?: `(HYBRIDPS_\w+)=", page.split("\n## ")[1], re.M)
     assert listed == list(MAIN_SETTINGS)

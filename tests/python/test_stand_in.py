@@ -64,7 +64,7 @@ def test_side_groups_are_left_alone_when_asked():
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "assert kind(init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b')).get_group('a')) == 'hybridps'\n"
     )
-    done = python(code, HYBRIDPS_AS="gloo", HYBRIDPS_LEAVE_SIDE_GROUPS="1")
+    done = python(code, HYBRIDPS_AS="gloo,leave-side-groups")
     assert done.returncode == 0, done.stderr
     assert "left to torch's" in done.stderr
 
@@ -123,10 +123,10 @@ def test_autoload_never_raises_but_says_that_it_cannot(name, broken, monkeypatch
 
 
 def test_run_sets_the_environment_and_becomes_the_program():
-    show = "import os; print(os.getpid(), os.environ['HYBRIDPS_AS'], os.environ.get('HYBRIDPS_LEAVE_SIDE_GROUPS'))"
+    show = "import os; print(os.getpid(), os.environ['HYBRIDPS_AS'])"
     for arguments, want in [
-        (["--as", "gloo", "--"], "gloo None"),
-        (["--as=gloo, MPI", "--leave-side-groups"], "gloo,mpi 1"),
+        (["--as", "gloo", "--"], "gloo"),
+        (["--as=gloo, MPI", "--leave-side-groups"], "gloo,mpi,leave-side-groups"),
     ]:
         done = hybridps("run", *arguments, sys.executable, "-c", show)
         assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ SOURCES = {
     ),
 }
 # What reaches all of them: small rings (places are used again, rings grow), messages, batches, futures, failures.
-ENVIRONMENT = {"HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "64K", "SIMULATED_PAUSE_US": "100"}
+ENVIRONMENT = {"HYBRIDPS_LIMITS": "staging_bytes=1M,slice_bytes=64K", "SIMULATED_PAUSE_US": "100"}
 
 
 def exercise(rank, world, device):

@@ -298,7 +298,7 @@ def settings(part):
         "SIMULATED_PAUSE_US": ["5", "50", "200"][part % 3],
         "SIMULATED_SEED": str(part),
         **({"SIMULATED_LIBRARY": "1"} if library else {}),
-        **({"HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K"} if part % 5 == 4 else {}),
+        **({"HYBRIDPS_LIMITS": "staging_bytes=1M,slice_bytes=16K"} if part % 5 == 4 else {}),
     }
 
 

@@ -25,7 +25,8 @@ def test_every_collective(nodes):
 
 @pytest.mark.slow
 def test_every_collective_in_slices():
-    run("every_collective", "1+1", DEVICE, [torch.float32], [bodies.SLICED], env={"HYBRIDPS_STAGING_BYTES": "16M"})
+    env = {"HYBRIDPS_LIMITS": "staging_bytes=16M"}
+    run("every_collective", "1+1", DEVICE, [torch.float32], [bodies.SLICED], env=env)
 
 
 def test_calls_from_other_threads():
@@ -88,8 +89,8 @@ def test_a_program_that_says_nccl_and_has_its_options():
 @pytest.mark.parametrize("nodes", ["1+1", "1+1+1", "2+2"])
 def test_gradients_by_int8(nodes, on_device):
     """Encoded by the device, so that 34 bytes for 32 elements are copied instead of 128; or by the CPU: to the same bits."""
-    env = {**WITH_A_LIBRARY, "HYBRIDPS_COMPRESS": "int8:auto=0", "HYBRIDPS_COMPRESS_MIN_BYTES": "1K"}
-    env["HYBRIDPS_DEVICE_CODECS"] = str(int(on_device))
+    env = {**WITH_A_LIBRARY, "HYBRIDPS_COMPRESS": "int8:auto=0"}
+    env["HYBRIDPS_LIMITS"] = f"compress_min_bytes=1K,device_codecs={int(on_device)}"
     results = run("training:coded", nodes, DEVICE, env=env)
     elements = results[0][0]
     assert elements % 32 == 0
@@ -130,7 +131,7 @@ def test_fsdp2_by_rails():
 
 @pytest.mark.parametrize("nodes", ["2+2", "2+1"])
 def test_random_programs_by_rails(nodes):
-    environment = {**WITH_A_LIBRARY, "HYBRIDPS_STAGING_BYTES": "1M", "HYBRIDPS_SLICE_BYTES": "16K", "SIMULATED_PAUSE_US": "20"}
+    environment = {**WITH_A_LIBRARY, "HYBRIDPS_LIMITS": "staging_bytes=1M,slice_bytes=16K", "SIMULATED_PAUSE_US": "20"}
     results = run("random_programs:run", nodes, DEVICE, 50_000, 30, 12, 100, env=environment)
     assert min(results) > 100
 

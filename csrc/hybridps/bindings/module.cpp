@@ -160,11 +160,9 @@ void load_ucx_by(py::function loader) {
   });
 }
 
-/// Returns (a row for each setting, complaints about names that are not settings).
-py::tuple config_table() {
-  std::vector<std::string> warnings;
-  std::vector<py::dict> rows;
-  for (const core::SettingRow& row : core::Config::table_of_environment(warnings)) {
+py::list entries_of(const std::vector<core::SettingRow>& rows) {
+  py::list entries;
+  for (const core::SettingRow& row : rows) {
     py::dict entry;
     entry["name"] = row.name;
     entry["value"] = row.value;
@@ -173,9 +171,18 @@ py::tuple config_table() {
     entry["unit"] = row.unit;
     entry["doc"] = row.doc;
     entry["problem"] = row.problem;
-    rows.push_back(std::move(entry));
+    entries.append(std::move(entry));
   }
-  return py::make_tuple(rows, warnings);
+  return entries;
+}
+
+/// Returns (a row for each setting, complaints about names that are not settings, a row for each part of
+/// HYBRIDPS_LIMITS).
+py::tuple config_table() {
+  std::vector<std::string> warnings;
+  std::vector<core::SettingRow> parts;
+  const std::vector<core::SettingRow> rows = core::Config::table_of_environment(warnings, parts);
+  return py::make_tuple(entries_of(rows), warnings, entries_of(parts));
 }
 
 /// Checks a rank's settings on this machine as a job checks them. Returns `problems`, `warnings`, the network cards

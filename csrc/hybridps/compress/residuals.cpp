@@ -29,7 +29,7 @@ Residuals::Residual& Residuals::open(TensorKey key, std::uint64_t elements) {
   if (rate.permit())
     core::log_warn("no memory for error feedback: a tensor of ", bytes, " bytes goes without it. ", budget_->used,
                    " of ", budget_->bytes_max,
-                   " bytes are used. What to do: raise HYBRIDPS_COMPRESS_MEMORY on ranks, "
+                   " bytes are used. What to do: raise HYBRIDPS_LIMITS=compress_memory on ranks, "
                    "or --memory on dedicated servers (a quarter of it counts)");
   return tensor;
 }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
+constexpr const char* kLimitsName = "HYBRIDPS_LIMITS";
 
 enum class SettingKind {
   kText,
@@ -30,12 +31,13 @@ enum class SettingKind {
   kLevel,
   kTransport,
   kSecurity,
-  kPorts
+  kPorts,
+  kLimits
 };
 
-using Field = std::variant<std::string Config::*, bool Config::*, double Config::*, std::vector<double> Config::*,
-                           std::int64_t Config::*, std::uint64_t Config::*, LogLevel Config::*, DataTransport Config::*,
-                           PortRange Config::*>;
+using Field = std::variant<std::monostate, std::string Config::*, bool Config::*, double Config::*,
+                           std::vector<double> Config::*, std::int64_t Config::*, std::uint64_t Config::*,
+                           LogLevel Config::*, DataTransport Config::*, PortRange Config::*>;
 
 struct Setting {
   std::string_view name;  // without the prefix
@@ -54,7 +56,7 @@ constexpr double kMiB = 1024 * kKiB;
 constexpr double kGiB = 1024 * kMiB;
 constexpr double kDay = 86400;
 
-// The table. Order: identity and network, failure detection, memory and flow, logs, standing in for other backends.
+// The table. Order: identity and network, failure detection, memory, devices, logs, standing in for other backends.
 const auto& settings() {
   static const std::array kSettings = {
       Setting{"NODE", SettingKind::kText, &Config::node, "", 0, 0,
@@ -67,9 +69,6 @@ const auto& settings() {
               "Dedicated servers to use, host:port separated by commas. Groups of 3 nodes or more use them."},
       Setting{"SERVERS_REQUIRED", SettingKind::kBool, &Config::servers_required, "", 0, 0,
               "1: a dedicated server that cannot be used ends the job. 0: it is reported and left out."},
-      Setting{"SERVERS_RETRY_SECONDS", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
-              "How soon an open group asks again for a server that it lacks; later up to 16 times as seldom. 0: "
-              "never."},
       Setting{"TOKEN", SettingKind::kSecret, &Config::token, "", 0, 0,
               "Secret of a job and its dedicated servers, 16 bytes or more. Whoever sees the environment can read it."},
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
@@ -90,8 +89,6 @@ const auto& settings() {
       Setting{"TCP_CONGESTION", SettingKind::kText, &Config::tcp_congestion, "", 0, 0,
               "Congestion control of hybridps' own TCP, not of UCX: bbr if the path loses packets. Unset: the "
               "kernel's (net.ipv4.tcp_congestion_control)."},
-      Setting{"TCP_GBPS", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
-              "Most that one connection of hybridps' own TCP sends; for networks shared with others. 0: no limit."},
       Setting{"DSCP", SettingKind::kCount, &Config::dscp, "", 0, 63,
               "Class of all packets of hybridps' own TCP, for routers and switches (RFC 2474)."},
       Setting{"DATA_INTERFACES", SettingKind::kText, &Config::data_interfaces, "", 0, 0,
@@ -103,9 +100,6 @@ const auto& settings() {
       Setting{"DATA_SOCKETS", SettingKind::kCount, &Config::data_sockets, "connections", 1, 16,
               "TCP connections for data to each peer and card. More than one if one does not fill the card: long "
               "distances, limits of clouds."},
-      Setting{"DATA_THREADS", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
-              "Threads that move data, at most one per connection and card. 0: the summing thread does it. auto: 0 at "
-              "first; over TCP, if that thread is too busy, as many as cores are free, up to 4."},
       Setting{"CORES", SettingKind::kCountOrAuto, &Config::cores, "cores", 1, 65536,
               "Cores that each process may use; they decide how many threads move data. auto: the process's cores or "
               "its container's quota, divided by the ranks on the machine. Set less if jobs share cores."},
@@ -117,51 +111,18 @@ const auto& settings() {
       Setting{"TUNE", SettingKind::kBool, &Config::tune, "", 0, 0,
               "1: chunk sizes, windows, connections and pace are tried out while the job runs, and the faster ones "
               "kept. Results are the same. Set it on all ranks."},
-      Setting{"SMALL_FIRST", SettingKind::kBool, &Config::small_first, "", 0, 0,
-              "1: operations of up to 4 KiB pass larger ones. 0: they wait in line, for comparisons."},
       Setting{"SHM", SettingKind::kBool, &Config::shm, "", 0, 0,
               "1: ranks on one node share memory. 0: every rank is a node of its own."},
-      Setting{"HEARTBEAT_SECONDS", SettingKind::kNumber, &Config::heartbeat_seconds, "seconds", 0.01, kDay,
-              "A watched peer is asked twice in this time whether it lives."},
       Setting{"DEAD_SECONDS", SettingKind::kNumber, &Config::dead_seconds, "seconds", 0.05, kDay,
-              "A peer that is silent for so long is dead; a broken connection is tried again for so long. More than "
-              "HYBRIDPS_HEARTBEAT_SECONDS. Unset: 5 where the group can go on without the peer."},
-      Setting{"LINGER_SECONDS", SettingKind::kNumber, &Config::linger_seconds, "seconds", 0, kDay,
-              "How long shutdown keeps serving peers that have not said goodbye."},
+              "A peer that is silent for so long is dead; a broken connection is tried again for so long. Unset: 5 "
+              "where the group can go on without the peer."},
       Setting{"WARN_SECONDS", SettingKind::kNumber, &Config::warn_seconds, "seconds", 0, kDay,
               "Waiting time after which an operation is reported as slow. 0: never."},
       Setting{"POOL_BYTES", SettingKind::kBytes, &Config::pool_bytes, "bytes", kMiB, 1024 * kGiB,
               "Memory for network buffers per process. K, M and G are powers of 1024."},
-      Setting{"EAGER_BYTES", SettingKind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
-              "What a peer may send before it is granted memory."},
-      Setting{"FAR_BYTES", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
-              "The same for a peer whose round trip is 2 ms or more: four times what the path holds, at most this."},
-      Setting{"WINDOW_BYTES", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
-              "What all peers together may have under way to one card before they ask; a peer's part is 32K or more. "
-              "Windows grow from here by what the card carries."},
-      Setting{"CHUNK_BYTES", SettingKind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
-              "Payload of one network message, at most. Groups of many nodes use less, 16K at the least. Above 64K, "
-              "chunks stay at 64K."},
-      Setting{"GRANT_CHUNKS", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
-              "Chunks that a process has granted and not finished, over all peers and operations: as owner, and again "
-              "as its node's agent. The same on all ranks."},
       Setting{"COMPRESS", SettingKind::kText, &Config::compress, "", 0, 0,
               "exact: lossless, if the network is the limit. off: nothing. Or a lossy codec for gradients: bf16, "
               "fp16, int8, int4, onebit, topk, randomk, dithering. The same on all ranks. docs/compression.md."},
-      Setting{"COMPRESS_MIN_BYTES", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
-              "Smaller tensors are never compressed. The same on all ranks."},
-      Setting{"COMPRESS_MEMORY", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
-              "What error feedback may remember per group. Tensors beyond it go without feedback."},
-      Setting{"DEVICE_CODECS", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
-              "1: int8 sums of CUDA tensors between nodes are encoded on the GPU, where it can. 0: by the CPU, with "
-              "the same bits."},
-      Setting{"SLICE_BYTES", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
-              "CUDA tensors larger than this go through the network in slices, 8 at most. The same on all ranks."},
-      Setting{"STAGING_BYTES", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
-              "Pinned memory per group and GPU for CUDA tensors, at most; more only if one slice needs it."},
-      Setting{"LOCAL_NCCL", SettingKind::kBool, &Config::local_nccl, "", 0, 0,
-              "1: ranks of one node with a GPU each use NCCL among themselves. 0 on any rank of a group: shared "
-              "memory."},
       Setting{"GPUDIRECT", SettingKind::kBool, &Config::gpudirect, "", 0, 0,
               "1: UCX sends CUDA tensors to other nodes from GPU memory, except sums. If that is not possible: a "
               "warning, and pinned memory."},
@@ -186,18 +147,74 @@ const auto& settings() {
               "Folder for a trace of this process or server, for `hybridps trace`. Unset: none, until `hybridps "
               "status --trace` asks."},
       Setting{"AS", SettingKind::kText, &Config::as, "", 0, 0,
-              "Backends that hybridps replaces, separated by commas. Read at import torch; `hybridps run --as` sets "
-              "it."},
+              "Backends that hybridps replaces, separated by commas; with leave-side-groups, groups that name their "
+              "backend in new_group() keep it. Read at import torch; `hybridps run --as` sets it."},
       Setting{"ADVISE", SettingKind::kText, &Config::advise, "", 0, 0,
               "File for figures of DDP models, which group rank 0 writes at the end, with advice. Read at the first "
               "group; `hybridps run --advise` sets it."},
-      Setting{"LEAVE_SIDE_GROUPS", SettingKind::kBool, &Config::leave_side_groups, "", 0, 0,
-              "With HYBRIDPS_AS: groups that name their backend in new_group() get that backend."},
+      Setting{"LIMITS", SettingKind::kLimits, std::monostate{}, "", 0, 0,
+              "Sizes that seldom need a change, as chunk_bytes=16K,grant_chunks=2; see below."},
   };
   return kSettings;
 }
 
+// The parts of HYBRIDPS_LIMITS. Each is also taken by the name that it had as a setting: HYBRIDPS_CHUNK_BYTES.
+const auto& limits() {
+  static const std::array kLimits = {
+      Setting{"eager_bytes", SettingKind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
+              "What a peer may send before it is granted memory."},
+      Setting{"far_bytes", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
+              "The same for a peer whose round trip is 2 ms or more: four times what the path holds, at most this."},
+      Setting{"window_bytes", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
+              "What all peers together may have under way to one card before they ask; a peer's part is 32K or more. "
+              "Windows grow from here by what the card carries."},
+      Setting{"chunk_bytes", SettingKind::kBytes, &Config::chunk_bytes, "bytes", kKiB, 64 * kMiB,
+              "Payload of one network message, at most. Groups of many nodes use less, 16K at the least. Above 64K, "
+              "chunks stay at 64K."},
+      Setting{"grant_chunks", SettingKind::kCount, &Config::grant_chunks, "chunks", 1, 65536,
+              "Chunks that a process has granted and not finished, over all peers and operations: as owner, and again "
+              "as its node's agent. The same on all ranks."},
+      Setting{"data_threads", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
+              "Threads that move data, at most one per connection and card. 0: the summing thread does it. auto: 0 at "
+              "first; over TCP, if that thread is too busy, as many as cores are free, up to 4."},
+      Setting{"tcp_gbps", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
+              "Most that one connection of hybridps' own TCP sends; for networks shared with others. 0: no limit."},
+      Setting{"compress_min_bytes", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,
+              "Smaller tensors are never compressed. The same on all ranks."},
+      Setting{"compress_memory", SettingKind::kBytes, &Config::compress_memory, "bytes", 0, 1024 * kGiB,
+              "What error feedback may remember per group. Tensors beyond it go without feedback."},
+      Setting{"device_codecs", SettingKind::kBool, &Config::device_codecs, "", 0, 0,
+              "1: int8 sums of CUDA tensors between nodes are encoded on the GPU, where it can. 0: by the CPU, with "
+              "the same bits."},
+      Setting{"local_nccl", SettingKind::kBool, &Config::local_nccl, "", 0, 0,
+              "1: ranks of one node with a GPU each use NCCL among themselves. 0 on any rank of a group: shared "
+              "memory."},
+      Setting{"slice_bytes", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
+              "CUDA tensors larger than this go through the network in slices, 8 at most. The same on all ranks."},
+      Setting{"staging_bytes", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
+              "Pinned memory per group and GPU for CUDA tensors, at most; more only if one slice needs it."},
+      Setting{"servers_retry_seconds", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,
+              "How soon an open group asks again for a server that it lacks; later up to 16 times as seldom. 0: "
+              "never."},
+  };
+  return kLimits;
+}
+
+// Settings of earlier versions.
+struct GoneSetting {
+  std::string_view name;
+  std::string_view instead;
+};
+constexpr std::array kGone = {
+    GoneSetting{"HEARTBEAT_SECONDS", "it follows from HYBRIDPS_DEAD_SECONDS"},
+    GoneSetting{"LINGER_SECONDS", "shutdown waits 5 s at most"},
+    GoneSetting{"SMALL_FIRST", "small operations always pass larger ones"},
+    GoneSetting{"LEAVE_SIDE_GROUPS", "add leave-side-groups to HYBRIDPS_AS"},
+};
+
 std::string full_name(const Setting& setting) { return std::string(kPrefix) + std::string(setting.name); }
+
+std::string limit_name(const Setting& limit) { return std::string(kLimitsName) + "=" + std::string(limit.name); }
 
 std::string format_bound(const Setting& setting, double bound) {
   return setting.kind == SettingKind::kBytes ? format_byte_setting(static_cast<std::uint64_t>(bound))
@@ -220,6 +237,11 @@ std::string expected(const Setting& setting) {
     case SettingKind::kTransport: return "auto, rdma, tcp or ucx";
     case SettingKind::kSecurity: return "off or tls";
     case SettingKind::kPorts: return "the first and the last of a range of ports, such as 20000-20099";
+    case SettingKind::kLimits: {
+      std::string names;
+      for (const Setting& limit : limits()) names += (names.empty() ? "" : ", ") + std::string(limit.name);
+      return "name=value, separated by commas, with names of: " + names;
+    }
   }
   return {};
 }
@@ -301,8 +323,31 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
                                                               static_cast<std::uint16_t>(*last)};
       return true;
     }
+    case SettingKind::kLimits: break;  // assign_limits()
   }
   return false;
+}
+
+/// Reads a value of HYBRIDPS_LIMITS. Returns what was expected if it is not valid; `config` is unchanged then.
+std::string assign_limits(Config& config, const Setting& setting, std::string_view text) {
+  Config read = config;
+  for (std::string_view rest = text;;) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view part = trim(rest.substr(0, comma));
+    const std::size_t equals = part.find('=');
+    const auto limit = std::find_if(limits().begin(), limits().end(), [&](const Setting& one) {
+      return equals != std::string_view::npos && one.name == trim(part.substr(0, equals));
+    });
+    if (limit == limits().end()) return expected(setting) + "; not " + core::quoted(part);
+    const std::string_view value = trim(part.substr(equals + 1));
+    if (!assign(read, *limit, value))
+      return "for " + std::string(limit->name) + " " + expected(*limit) + "; not " + core::quoted(value);
+    if (!read.given.insert(limit_name(*limit)).second) return std::string(limit->name) + " once";
+    if (comma == std::string_view::npos) break;
+    rest = rest.substr(comma + 1);
+  }
+  config = std::move(read);
+  return {};
 }
 
 std::string text_of(const PortRange& ports) {
@@ -333,6 +378,13 @@ std::string value_text(const Config& config, const Setting& setting) {
       return std::string(
           kTransportNames[static_cast<std::size_t>(config.*std::get<DataTransport Config::*>(setting.field))]);
     case SettingKind::kPorts: return text_of(config.*std::get<PortRange Config::*>(setting.field));
+    case SettingKind::kLimits: {
+      std::string text;
+      for (const Setting& limit : limits())
+        if (config.given.contains(limit_name(limit)))
+          text += (text.empty() ? "" : ",") + std::string(limit.name) + "=" + value_text(config, limit);
+      return text;
+    }
   }
   return {};
 }
@@ -344,8 +396,22 @@ const Setting* find(std::string_view full) {
   return nullptr;
 }
 
-/// Names the nearest known setting, if it is near enough for a misspelling.
+/// The part of HYBRIDPS_LIMITS that was a setting of this name.
+const Setting* find_renamed(std::string_view full) {
+  for (const Setting& limit : limits()) {
+    const std::string_view own = full.substr(kPrefix.size());
+    if (std::equal(own.begin(), own.end(), limit.name.begin(), limit.name.end(),
+                   [](char upper, char lower) { return upper == (lower == '_' ? '_' : lower - 'a' + 'A'); }))
+      return &limit;
+  }
+  return nullptr;
+}
+
+/// Says what became of a setting of earlier versions. Otherwise names the nearest known setting.
 std::string unknown_name_warning(const std::string& name) {
+  for (const GoneSetting& gone : kGone)
+    if (std::string_view(name).substr(kPrefix.size()) == gone.name)
+      return name + " is ignored, it is no setting any more: " + std::string(gone.instead);
   std::string nearest;
   std::size_t distance_min = std::numeric_limits<std::size_t>::max();
   const std::string_view own = std::string_view(name).substr(kPrefix.size());
@@ -367,29 +433,50 @@ std::string unknown_name_warning(const std::string& name) {
 template <typename Refuse>
 Config read(const Config::Environment& environment, const Refuse& refuse) {
   Config config;
+  const auto told = [](const std::string& name, std::string_view value, const std::string& wanted) {
+    return name + "=" + core::quoted(value) + " is not valid: expected " + wanted;
+  };
+  std::string renamed;
+  std::vector<std::pair<const Setting*, Config::Environment::const_iterator>> old_names;
   for (auto at = environment.lower_bound(std::string(kPrefix)); at != environment.end(); ++at) {
     const auto& [name, value] = *at;
     if (!name.starts_with(kPrefix)) break;
     if (name.starts_with(kUcxPrefix)) continue;
     const Setting* setting = find(name);
-    if (setting == nullptr) {
+    const Setting* limit = setting == nullptr ? find_renamed(name) : nullptr;
+    if (setting == nullptr && limit == nullptr) {
       config.warnings.push_back(unknown_name_warning(name));
       continue;
     }
     if (trim(value).empty()) continue;  // set but empty means unset, as is usual in job scripts
-    if (!assign(config, *setting, value)) {
-      refuse(name, value, name + "=" + core::quoted(value) + " is not valid: expected " + expected(*setting));
+    if (limit != nullptr) {
+      old_names.emplace_back(limit, at);
+    } else if (setting->kind == SettingKind::kLimits) {
+      const std::string wanted = assign_limits(config, *setting, value);
+      if (!wanted.empty()) {
+        refuse(name, value, told(name, value, wanted));
+        continue;
+      }
+    } else if (!assign(config, *setting, value)) {
+      refuse(name, value, told(name, value, expected(*setting)));
       continue;
     }
-    config.given.insert(name);
+    if (limit == nullptr) config.given.insert(name);
   }
-  if (config.dead_seconds <= config.heartbeat_seconds) {
-    const std::string value = format_double(config.dead_seconds);
-    refuse("HYBRIDPS_DEAD_SECONDS", value,
-           "HYBRIDPS_DEAD_SECONDS=" + value +
-               " is not valid: expected more than HYBRIDPS_HEARTBEAT_SECONDS, which is " +
-               format_double(config.heartbeat_seconds));
+  for (const auto& [limit, at] : old_names) {
+    const auto& [name, value] = *at;
+    const bool twice = config.given.contains(limit_name(*limit));
+    if (twice || !assign(config, *limit, value)) {
+      refuse(kLimitsName, std::string(limit->name) + "=" + value,
+             told(name, value, twice ? "only " + limit_name(*limit) + ", which is set too" : expected(*limit)));
+      continue;
+    }
+    config.given.insert({kLimitsName, limit_name(*limit)});
+    renamed += (renamed.empty() ? "" : ", ") + name;
   }
+  if (!renamed.empty())
+    config.warnings.push_back(renamed + ": old names, which the next version will not know; write " + kLimitsName +
+                              "=" + value_text(config, *find(kLimitsName)));
   return config;
 }
 
@@ -418,7 +505,8 @@ Result<Config> Config::from(const Environment& environment) {
 
 Result<Config> Config::from_environment() { return from(own_environment()); }
 
-std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& warnings) {
+std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& warnings,
+                                                     std::vector<SettingRow>& parts) {
   struct Refused {
     std::string value;
     std::string message;
@@ -437,22 +525,36 @@ std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& w
     row.problem = found->second.message;
   }
   warnings = config.warnings;
+  parts = config.limits_table();
   return rows;
 }
 
+namespace {
+
+SettingRow row_of(const Config& config, const Setting& setting, std::string name, bool is_given) {
+  SettingRow row;
+  row.name = std::move(name);
+  row.value = printable(value_text(config, setting));
+  row.default_value = value_text(Config(), setting);
+  row.source = is_given ? "env" : "default";
+  row.unit = setting.unit;
+  row.doc = setting.doc;
+  return row;
+}
+
+}  // namespace
+
 std::vector<SettingRow> Config::table() const {
-  const Config defaults;
   std::vector<SettingRow> rows;
-  for (const Setting& setting : settings()) {
-    SettingRow row;
-    row.name = full_name(setting);
-    row.value = printable(value_text(*this, setting));
-    row.default_value = value_text(defaults, setting);
-    row.source = given.contains(row.name) ? "env" : "default";
-    row.unit = setting.unit;
-    row.doc = setting.doc;
-    rows.push_back(std::move(row));
-  }
+  for (const Setting& setting : settings())
+    rows.push_back(row_of(*this, setting, full_name(setting), given.contains(full_name(setting))));
+  return rows;
+}
+
+std::vector<SettingRow> Config::limits_table() const {
+  std::vector<SettingRow> rows;
+  for (const Setting& limit : limits())
+    rows.push_back(row_of(*this, limit, std::string(limit.name), given.contains(limit_name(limit))));
   return rows;
 }
 

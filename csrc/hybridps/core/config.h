@@ -2,7 +2,8 @@
 //
 // The setting HYBRIDPS_X is the field x. Its default is the initializer below. Its meaning is the `doc` in config.cpp.
 // `hybridps env --all` prints both. To add a setting: a field here, a row in config.cpp. Only settings that the code
-// reads belong here. Names that begin with HYBRIDPS_UCX_ are not settings: they are handed to UCX.
+// reads belong here. What seldom needs a change is a part of HYBRIDPS_LIMITS: a row in limits(). Names that begin with
+// HYBRIDPS_UCX_ are not settings: they are handed to UCX.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace hybridps::core {
 
 /// One line of `hybridps env --all`.
 struct SettingRow {
-  std::string name;           // "HYBRIDPS_POOL_BYTES"
+  std::string name;           // "HYBRIDPS_POOL_BYTES"; of a part of HYBRIDPS_LIMITS: "chunk_bytes"
   std::string value;          // as it would be written in the environment
   std::string default_value;  // in the same form; empty: "not set"
   std::string source;         // "env" or "default"
@@ -44,7 +45,6 @@ struct Config {
   std::string node;
   std::string servers;
   bool servers_required = false;
-  double servers_retry_seconds = 2;
   std::string token;
   std::string token_file;
   bool tls = false;  // HYBRIDPS_SECURITY
@@ -59,27 +59,12 @@ struct Config {
   std::vector<double> nic_gbps = {0};  // one value: of the whole machine; else one value for each data interface
   bool find_rates = true;
   bool tune = false;
-  bool small_first = true;
-  double heartbeat_seconds = 1;
   double dead_seconds = 20;
-  double linger_seconds = 5;
   std::uint64_t pool_bytes = std::uint64_t{64} << 20;
-  std::uint64_t eager_bytes = std::uint64_t{512} << 10;
-  std::uint64_t far_bytes = std::uint64_t{64} << 20;
-  static constexpr std::uint64_t kWindowBytesUsual = std::uint64_t{128} << 10;
-  std::uint64_t window_bytes = kWindowBytesUsual;
-  std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
-  std::int64_t grant_chunks = 4;
   std::int64_t data_sockets = 1;
-  std::int64_t data_threads = -1;  // "auto"
-  std::int64_t cores = -1;         // "auto"
+  std::int64_t cores = -1;  // "auto"
   std::string region;
   std::string compress = "exact";
-  std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
-  std::uint64_t compress_memory = std::uint64_t{4} << 30;
-  bool device_codecs = true;
-  std::uint64_t slice_bytes = std::uint64_t{4} << 20;
-  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
   bool local_nccl = true;
   bool gpudirect = false;
   bool blocking_wait = false;
@@ -91,13 +76,28 @@ struct Config {
   std::string trace;           // folder
   double warn_seconds = 10;
   bool shm = true;
-  std::string as;  // only python/hybridps reads as, advise and leave_side_groups; this table
-  std::string advise;
-  bool leave_side_groups = false;  // documents them, and makes their names known
+  std::string as;      // only python/hybridps reads as and advise;
+  std::string advise;  // this table documents them, and makes their names known
 
-  /// Names found in the environment, e.g. "HYBRIDPS_NODE".
+  // The parts of HYBRIDPS_LIMITS.
+  std::uint64_t eager_bytes = std::uint64_t{512} << 10;
+  std::uint64_t far_bytes = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t kWindowBytesUsual = std::uint64_t{128} << 10;
+  std::uint64_t window_bytes = kWindowBytesUsual;
+  std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
+  std::int64_t grant_chunks = 4;
+  std::int64_t data_threads = -1;  // "auto"
+  std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
+  std::uint64_t compress_memory = std::uint64_t{4} << 30;
+  bool device_codecs = true;
+  std::uint64_t slice_bytes = std::uint64_t{4} << 20;
+  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
+  double servers_retry_seconds = 2;
+
+  /// Names found in the environment, as "HYBRIDPS_NODE"; parts of HYBRIDPS_LIMITS as "HYBRIDPS_LIMITS=chunk_bytes".
   std::set<std::string> given;
-  /// Complaints that are not errors (unknown names). The reader must report them; in a job rank 0 does so, once.
+  /// Complaints that are not errors (unknown and old names). The reader must report them; in a job rank 0 does so,
+  /// once.
   std::vector<std::string> warnings;
 
   using Environment = std::map<std::string, std::string>;
@@ -108,11 +108,14 @@ struct Config {
   /// The same from given variables.
   static Result<Config> from(const Environment& environment);
   /// The table of this process's environment, for tools that show it. A value that from_environment() would refuse has
-  /// the reason in the `problem` of its row.
-  static std::vector<SettingRow> table_of_environment(std::vector<std::string>& warnings);
+  /// the reason in the `problem` of its row. `parts`: those of HYBRIDPS_LIMITS.
+  static std::vector<SettingRow> table_of_environment(std::vector<std::string>& warnings,
+                                                      std::vector<SettingRow>& parts);
 
   /// All settings, in the order of the documentation.
   std::vector<SettingRow> table() const;
+  /// All parts of HYBRIDPS_LIMITS, in the order of the documentation.
+  std::vector<SettingRow> limits_table() const;
   /// metrics_file with `~/` and each %p (the process id) replaced; empty when not set.
   std::string metrics_path() const;
 };

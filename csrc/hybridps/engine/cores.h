@@ -33,9 +33,9 @@ struct DataThreadsPlan {
   bool when_busy = false;      // they move data only while the summing thread is overloaded; else from the start
   std::size_t on_machine = 0;  // data threads of all processes of the machine
 };
-/// Takes HYBRIDPS_DATA_THREADS if set. Otherwise, for data over our own TCP: the cores that are left after one core for
-/// the program and one for each of `summing` threads, kDataThreadsMost at most. Otherwise none: RDMA takes hardly any
-/// core time, and data threads are untested with UCX's TCP and with GPU memory (HYBRIDPS_GPUDIRECT).
+/// Takes data_threads of HYBRIDPS_LIMITS if set. Otherwise, for data over our own TCP: the cores that are left after
+/// one core for the program and one for each of `summing` threads, kDataThreadsMost at most. Otherwise none: RDMA takes
+/// hardly any core time, and data threads are untested with UCX's TCP and with GPU memory (HYBRIDPS_GPUDIRECT).
 DataThreadsPlan plan_data_threads(const core::Config& config, std::size_t cores, std::size_t summing,
                                   const Interfaces& interfaces, std::size_t processes);
 

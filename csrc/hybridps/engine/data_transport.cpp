@@ -110,7 +110,7 @@ std::shared_ptr<transport::Handover> DataThreads::make_handover() const {
 void DataThreads::warn_of_idle() const {
   if (!plan_.when_busy && static_cast<std::int64_t>(threads_.size()) < plan_.most)
     core::log_warn(
-        "HYBRIDPS_DATA_THREADS=", plan_.most, ": there is work for ", threads_.size(),
+        "HYBRIDPS_LIMITS=data_threads=", plan_.most, ": there is work for ", threads_.size(),
         " only, one for each connection and network card; lower it, or raise HYBRIDPS_DATA_SOCKETS (TCP only)");
 }
 

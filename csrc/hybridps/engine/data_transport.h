@@ -22,7 +22,7 @@
 
 namespace hybridps::engine {
 
-/// The threads of HYBRIDPS_DATA_THREADS, which take transports in turn. A thread lives while it has transports.
+/// The data threads (engine/cores.h), which take transports in turn. A thread lives while it has transports.
 class DataThreads {
  public:
   DataThreads(const DataThreadsPlan& plan, core::Spinning spinning) : plan_(plan), spinning_(spinning) {}

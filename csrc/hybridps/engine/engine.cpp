@@ -215,7 +215,7 @@ Status EngineImpl::make_network(std::size_t ranks_here, const DataOptions& data_
   // A rank sets slots aside for grants from the other ranks of its node, and assumes that all ranks grant equally many.
   // So the setting is a part of the build text.
   if (config_.grant_chunks != core::Config().grant_chunks)
-    self_.build += " HYBRIDPS_GRANT_CHUNKS=" + std::to_string(config_.grant_chunks);
+    self_.build += " HYBRIDPS_LIMITS=grant_chunks=" + std::to_string(config_.grant_chunks);
   transports.data = std::move(data).value();
   transports.control = std::move(control).value();
   transports.damaged = data_options.damaged;
@@ -342,7 +342,7 @@ void EngineImpl::linger() {
   });
   lock.lock();
   const auto start = core::Clock::now();
-  const auto deadline = start + core::from_seconds(config_.linger_seconds);
+  const auto deadline = start + kLinger;
   const auto closed = [&] { return groups_open_ == 0 || groups_staying_ > 0; };  // or a new group has been opened
   linger_changed_.wait_until(lock, std::min(deadline, start + kLingerAfterFailure), closed);
   linger_changed_.wait_until(lock, deadline, [&] { return closed() || hurry_; });

@@ -292,7 +292,6 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   for (int rank = 0; rank < roster.size(); ++rank)
     add(roster.members[static_cast<std::size_t>(rank)], roster.node_of[static_cast<std::size_t>(rank)] == my_node);
   info.members = schedule::Members(std::move(members));
-  if (!config_.small_first) info.urgent_below = 0;
   // Only the world may tune settings of the whole process.
   if (group.options.is_world) info.tuning = tuning_;
   set_sizes(info, roster);
@@ -459,7 +458,7 @@ void Groups::supersede(const Group& group, const std::string& reason) {
   if (!idle) abort(*group, reason);
   if (state == nullptr) group->abandoned.store(true);
   group->superseded = reason;
-  group->give_up_at = core::Clock::now() + core::from_seconds(config_.linger_seconds);
+  group->give_up_at = core::Clock::now() + kLinger;
   give_up_due_ = std::min(give_up_due_, group->give_up_at);
   want_goodbye(group);
 }

@@ -25,6 +25,9 @@
 
 namespace hybridps::engine {
 
+/// How long a group that was left serves members that have not said goodbye.
+inline constexpr auto kLinger = std::chrono::seconds(5);
+
 class Groups : core::Pinned {
  public:
   using Group = std::shared_ptr<GroupCore>;

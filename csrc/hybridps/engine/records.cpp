@@ -455,7 +455,7 @@ core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap:
     if (member.chunk_bytes < room)
       return core::Status(core::Code::kInvalidArgument,
                           "compression '" + first.compress + "' has blocks of " + std::to_string(room) +
-                              " bytes, but HYBRIDPS_CHUNK_BYTES of " + bootstrap::describe(member) + " is " +
+                              " bytes, but HYBRIDPS_LIMITS=chunk_bytes of " + bootstrap::describe(member) + " is " +
                               std::to_string(member.chunk_bytes) + "; raise it");
   return codecs;
 }

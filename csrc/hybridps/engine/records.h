@@ -39,7 +39,7 @@ PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where,
 schedule::NicLayout nic_layout(const bootstrap::Roster& roster);
 
 /// The lossy codecs that all members ask for; null: none. kMismatch: members ask for different codecs; the text says
-/// who asks for what. kInvalidArgument: a member's HYBRIDPS_CHUNK_BYTES has no room for a block of the codec.
+/// who asks for what. kInvalidArgument: a member's chunk_bytes (HYBRIDPS_LIMITS) has no room for a block of the codec.
 core::Result<std::shared_ptr<const compress::Codecs>> codecs_of(const bootstrap::Roster& roster);
 /// Whether data that no codec has goes packed between nodes (flow/packing.h).
 flow::MayPack packing_of(const bootstrap::Roster& roster);

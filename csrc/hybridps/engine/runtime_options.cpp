@@ -13,6 +13,11 @@ constexpr std::size_t kMiddleBytes = 8 * 1024;
 // The least number of slots per class for messages between nodes.
 constexpr std::size_t kNetSlotsMin = 4;
 
+/// Several heartbeats fit into the time after which silence means death, also if that time is short.
+double heartbeat_for(double dead_seconds) {
+  return std::min(std::clamp(dead_seconds / 20, 0.2, 1.0), dead_seconds / 4);
+}
+
 }  // namespace
 
 RuntimeOptions RuntimeOptions::of(const core::Config& config, core::EngineId self) {
@@ -24,12 +29,10 @@ RuntimeOptions RuntimeOptions::of(const core::Config& config, core::EngineId sel
   options.window_bytes = config.window_bytes;
   options.grant_chunks = static_cast<std::uint32_t>(config.grant_chunks);
   options.local_peers = 0;
-  options.heartbeat_seconds = config.heartbeat_seconds;
+  options.heartbeat_seconds = heartbeat_for(config.dead_seconds);
   options.dead_seconds = config.dead_seconds;
   if (config.given.count("HYBRIDPS_DEAD_SECONDS") > 0) options.quick_dead_seconds = config.dead_seconds;
-  // More than a heartbeat, less than the usual patience.
-  options.quick_dead_seconds =
-      std::min(std::max(options.quick_dead_seconds, 2 * config.heartbeat_seconds), config.dead_seconds);
+  options.quick_dead_seconds = std::min(options.quick_dead_seconds, config.dead_seconds);
   return options;
 }
 

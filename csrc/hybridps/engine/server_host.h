@@ -5,7 +5,7 @@
 // Memory   memory_bytes is divided equally among the shards. A quarter holds the bytes that ranks may send unasked: one
 //          rank of each node pushes, and each may send its allowance (eager_bytes). A job that needs more is refused.
 //          At least a quarter is the send pool. A quarter may hold codec residuals, and a quarter the momentum of
-//          outer steps. On top come granted chunks, bounded by HYBRIDPS_WINDOW_BYTES, and the state of groups and
+//          outer steps. On top come granted chunks, bounded by window_bytes, and the state of groups and
 //          operations, bounded by a quarter of memory_bytes, or 16 MiB for each engine and job if that is more.
 // Jobs     With `jobs` set, each job has an equal part of all these, and only its own. Groups that share a process
 //          belong to one job. Without `jobs`, all jobs share all parts.

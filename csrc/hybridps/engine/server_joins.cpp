@@ -232,7 +232,7 @@ Status ServerJoins::check_room(const PolledAddress& place) const {
         return Status(Code::kInvalidArgument,
                       name_of(place.address) + " has room for coded chunks of " + std::to_string(server.chunk_bytes) +
                           " bytes, and compression '" + roster_.members.front().compress + "' has blocks of " +
-                          std::to_string(block) + "; start it with a larger HYBRIDPS_CHUNK_BYTES");
+                          std::to_string(block) + "; start it with a larger HYBRIDPS_LIMITS=chunk_bytes");
     return Status::ok();
   }
   std::uint64_t needs = chunks.usual;
@@ -244,7 +244,7 @@ Status ServerJoins::check_room(const PolledAddress& place) const {
                     name_of(place.address) + " has room for chunks of " +
                         std::to_string(std::max(server.chunk_bytes, server.chunk_bytes_max)) +
                         " bytes, and those of the group may have " + std::to_string(needs) +
-                        "; start it with the same HYBRIDPS_CHUNK_BYTES and HYBRIDPS_TUNE as the ranks");
+                        "; start it with the same HYBRIDPS_LIMITS=chunk_bytes and HYBRIDPS_TUNE as the ranks");
   return Status::ok();
 }
 

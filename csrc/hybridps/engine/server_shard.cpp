@@ -167,7 +167,7 @@ Status Shard::open(const ServerRequest& request, int index) {
   if (needs > room)
     return Status(Code::kInvalidArgument, "it has room for chunks of " + std::to_string(room) +
                                               " bytes, and those of the group may have " + std::to_string(needs) +
-                                              "; start it with the same HYBRIDPS_CHUNK_BYTES as the ranks");
+                                              "; start it with the same HYBRIDPS_LIMITS=chunk_bytes as the ranks");
   std::vector<schedule::Member> members;
   const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
     members.push_back({member.engine, where});

@@ -66,7 +66,7 @@ std::string without_effect(const core::Config& config, const Interfaces& interfa
     if (is_set) names += (names.empty() ? "" : ", ") + std::string(setting);
   };
   name(!config.tcp_congestion.empty(), "HYBRIDPS_TCP_CONGESTION");
-  name(config.tcp_gbps > 0, "HYBRIDPS_TCP_GBPS");
+  name(config.tcp_gbps > 0, "HYBRIDPS_LIMITS=tcp_gbps");
   name(config.dscp > 0, "HYBRIDPS_DSCP");
   if (names.empty()) return {};
   return names + ": no effect on " + (interfaces.ucx ? "data and control messages" : "control messages") +

@@ -65,7 +65,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     blocking_wait_ = config.value().blocking_wait;
     device_codecs_ = config.value().device_codecs;
     local_library_wanted_ = config.value().local_nccl;
-    local_library_asked_for_ = local_library_wanted_ && config.value().given.count("HYBRIDPS_LOCAL_NCCL") > 0;
+    local_library_asked_for_ = local_library_wanted_ && config.value().given.count("HYBRIDPS_LIMITS=local_nccl") > 0;
     channel_options_ = options;
   }
   staging::ChannelOptions options = *channel_options_;
@@ -75,7 +75,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
     local.wanted = local_library_asked_for_;
     local.off = !local_library_wanted_;
     if (auto library = accelerator->open_local_library(); local.off)
-      local.why_not = "HYBRIDPS_LOCAL_NCCL is off";
+      local.why_not = "HYBRIDPS_LIMITS=local_nccl is 0";
     else if (library.is_ok())
       local.library = library.value();
     else
@@ -88,7 +88,7 @@ core::Result<std::shared_ptr<staging::Channel>> ProcessGroupHybrid::channel_for(
             core::Code::kUnsupported,
             "this group works on " + known->device().describe() +
                 " with NCCL inside the node. The group cannot take tensors of another GPU. What to do: make another "
-                "group for these tensors, or set HYBRIDPS_LOCAL_NCCL=0");
+                "group for these tensors, or set HYBRIDPS_LIMITS=local_nccl=0");
   }
   auto opened = open_device(device);
   if (!opened.is_ok()) return opened.status();

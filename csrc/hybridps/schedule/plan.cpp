@@ -19,7 +19,7 @@ constexpr std::uint64_t kLargestChunkBytes = 64 * 1024;
 // The chunk size follows from this total for all senders to one card. The total is larger than the initial window:
 // fewer, larger chunks cost less, and one or two chunks of each sender are enough on a slow network.
 constexpr std::uint64_t kChunkWindowBytes = 384 * 1024;
-// The default of HYBRIDPS_WINDOW_BYTES. The setting may differ from rank to rank, chunk sizes must not.
+// The default of window_bytes. The setting may differ from rank to rank, chunk sizes must not.
 constexpr std::uint64_t kFirstWindowBytes = 128 * 1024;
 constexpr std::uint64_t kChunkStepBytes = 4 * 1024;
 // Operations of more than so many times Limits::tiny_bytes have levels.

@@ -47,8 +47,8 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
                         go on without the server
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
-HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_DATA_THREADS (of all engines together), HYBRIDPS_CORES,
-HYBRIDPS_LOG_LEVEL.
+HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL, HYBRIDPS_LIMITS
+(data_threads: of all engines together).
 )";
 
 volatile sig_atomic_t signals_seen = 0;

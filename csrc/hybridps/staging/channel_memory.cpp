@@ -107,13 +107,13 @@ core::Result<device::HostMemory> Channel::pin(std::uint64_t& bytes, std::uint64_
     if (!std::exchange(warned_, true))
       core::log_warn("staging for ", device_->describe(), ": only ", pinned_bytes_max_, " of ", wanted,
                      " bytes could be pinned, so less of an operation is under way at a time. Raise the memory limit "
-                     "of the container, or lower HYBRIDPS_STAGING_BYTES");
+                     "of the container, or lower HYBRIDPS_LIMITS=staging_bytes");
     return made;
   }
   std::string text = "staging for " + device_->describe() + " needs " + std::to_string(least) +
                      " bytes of pinned memory: " + std::string(made.status().message()) +
                      "; raise the memory limit of the container, or use fewer process groups";
-  if (slice_bytes > kStagingBytesMin) text += ", or lower HYBRIDPS_SLICE_BYTES";
+  if (slice_bytes > kStagingBytesMin) text += ", or lower HYBRIDPS_LIMITS=slice_bytes";
   return Status(made.status().code(), text);
 }
 

@@ -149,7 +149,7 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
   }
   if (!group_.info.coded_or_joined->may_join()) {
     say(JoinStep::kNotMet, join.server,
-        "the device encodes sums of this group (HYBRIDPS_DEVICE_CODECS=0 turns that off)");
+        "the device encodes sums of this group (HYBRIDPS_LIMITS=device_codecs=0 turns that off)");
     return;
   }
   core::Result<schedule::Member> met = worker_.host().meet(group_.info.uid, record);

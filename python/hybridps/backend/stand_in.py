@@ -1,8 +1,8 @@
 """Lets hybridps answer to the name of another backend, for programs that hard-code one.
 
-Environment, read at `import torch` (`hybridps run` sets both):
-    HYBRIDPS_AS                  names, separated by commas: whoever asks torch for one of them gets hybridps
-    HYBRIDPS_LEAVE_SIDE_GROUPS   1: groups that name their backend in new_group() get torch's own all the same
+Environment, read at `import torch` (`hybridps run` sets it):
+    HYBRIDPS_AS   names, separated by commas: whoever asks torch for one of them gets hybridps. With
+                  leave-side-groups among them, groups that name their backend in new_group() get torch's own
 
 torch looks a backend up by its name when a group is made, so it is enough to replace what the name stands for. The
 name itself, its devices and its type stay as they were: get_backend() says "gloo", and a program that takes the
@@ -13,15 +13,17 @@ import os
 import sys
 
 _C10D = "torch.distributed.distributed_c10d"
-_TRUE = ("1", "on", "true", "yes")
+LEAVE_SIDE_GROUPS = "leave-side-groups"
 _told = False
 # What torch's gloo takes for GLOO_DEVICE_TRANSPORT and sends in clear over TCP, as hybridps does.
 _CLEAR = ("", "TCP", "LINUX", "UV")
 
 
-def asked_for() -> list[str]:
-    names = [name.strip().lower() for name in os.environ.get("HYBRIDPS_AS", "").split(",")]
-    return [name for name in names if name and name != "hybridps"]
+def asked_for() -> tuple[list[str], bool]:
+    """The names to stand in for, and whether groups that name their backend in new_group() keep it."""
+    words = [word.strip().lower() for word in os.environ.get("HYBRIDPS_AS", "").split(",")]
+    names = [word for word in words if word not in ("", "hybridps", LEAVE_SIDE_GROUPS)]
+    return names, LEAVE_SIDE_GROUPS in words
 
 
 def say(level: str, text: str) -> None:
@@ -97,8 +99,8 @@ def install() -> None:
     backend = c10d.Backend
     if not hasattr(backend, "_ensure_backend_registered"):
         raise RuntimeError("torch 2.14 or newer is needed")
-    leave_side_groups = os.environ.get("HYBRIDPS_LEAVE_SIDE_GROUPS", "").strip().lower() in _TRUE
-    for name in asked_for():
+    names, leave_side_groups = asked_for()
+    for name in names:
         backend._ensure_backend_registered(name)  # torch's own goes first, or it would replace ours later
         own = backend._plugins.get(name.upper())
         if own is None:

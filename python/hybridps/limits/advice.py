@@ -15,7 +15,7 @@ forward + max(backward, done(last)).
     buckets       the cap with the least predicted step, allowing for errors of 5 %; the smallest of those within 1 %
     servers       R grows as the limit does (bounds.py, Theorem 1 of BytePS), with equal cards
     compression   R grows by the bytes that are saved; what encoding costs is left out, so this is the most it can be
-Regions of nodes: regions.py. Not looked at here: sockets, data threads (`HYBRIDPS_DATA_THREADS`), memory, several DDP models that share a link.
+Regions of nodes: regions.py. Not looked at here: sockets, data threads, memory, several DDP models that share a link.
 """
 
 import dataclasses

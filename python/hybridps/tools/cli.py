@@ -8,6 +8,7 @@ import os
 import sys
 
 from hybridps.backend.load import load_extension
+from hybridps.backend.stand_in import LEAVE_SIDE_GROUPS
 from hybridps.limits import regions
 from hybridps.limits.advice import Run, text_of
 from hybridps.tools import doctor as machine
@@ -44,7 +45,7 @@ def env(arguments) -> int:
     """Print the main settings and those that are set, each with value, default and origin. --all: every setting. A row
     with a wrong value is marked (exit status 1)."""
     rows = [["", "NAME", "VALUE", "DEFAULT", "FROM", "MEANING"]]
-    entries, warnings = load_extension().config_table()
+    entries, warnings, limits = load_extension().config_table()
     shown = [
         entry
         for entry in in_order(entries)
@@ -59,6 +60,10 @@ def env(arguments) -> int:
     if not problems:
         rows = [row[1:] for row in rows]
     print(table(rows))
+    if arguments.all:
+        parts = [[row[key] for key in ("name", "value", "default", "source", "doc")] for row in limits]
+        print("\nHYBRIDPS_LIMITS=name=value,name=value:")
+        print(table([["NAME", "VALUE", "DEFAULT", "FROM", "MEANING"], *parts]))
     if left := len(entries) - len(shown):
         print(f"{left} more settings: hybridps env --all")
     for warning in warnings:
@@ -106,7 +111,7 @@ def run(arguments) -> int:
     problem = ""
     if not command:
         problem = "no program given: hybridps run --as gloo -- torchrun train.py"
-    elif not names and arguments.names is None and arguments.advise:
+    elif not names and arguments.names is None and arguments.advise and not arguments.leave_side_groups:
         pass  # the program asks for hybridps
     elif not names:
         problem = "--as needs the name that the program asks for, such as gloo"
@@ -126,11 +131,9 @@ def run(arguments) -> int:
         print(f"hybridps: {problem}", file=sys.stderr)
         return 2
     if names:
-        os.environ["HYBRIDPS_AS"] = ",".join(names)
+        os.environ["HYBRIDPS_AS"] = ",".join(names + [LEAVE_SIDE_GROUPS] * arguments.leave_side_groups)
     if arguments.advise:
         os.environ["HYBRIDPS_ADVISE"] = os.path.abspath(arguments.advise)
-    if arguments.leave_side_groups:
-        os.environ["HYBRIDPS_LEAVE_SIDE_GROUPS"] = "1"
     try:
         os.execvp(command[0], command)
     except OSError as error:

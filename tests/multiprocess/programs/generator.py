@@ -103,18 +103,25 @@ def _settings(draw, nodes):
         if draw.random() < part:
             env[f"HYBRIDPS_{name}"] = value
 
+    limits = []
+
+    def maybe_limit(part, name, values):
+        value = draw.choice(values)
+        if draw.random() < part:
+            limits.append(f"{name}={value}")
+
     maybe(0.5, "POOL_BYTES", ["1M", "2M", "8M"])
-    maybe(0.5, "EAGER_BYTES", ["0", "1K", "16K", "64K", "1M"])
-    maybe(0.3, "WINDOW_BYTES", ["1K", "32K", "64K", "1M"])
-    maybe(0.3, "CHUNK_BYTES", ["1K", "16K", "20000", "256K"])
-    maybe(0.5, "GRANT_CHUNKS", ["1", "2", "16"])
+    maybe_limit(0.5, "eager_bytes", ["0", "1K", "16K", "64K", "1M"])
+    maybe_limit(0.3, "window_bytes", ["1K", "32K", "64K", "1M"])
+    maybe_limit(0.3, "chunk_bytes", ["1K", "16K", "20000", "256K"])
+    maybe_limit(0.5, "grant_chunks", ["1", "2", "16"])
     maybe(0.2, "SHM", ["0"])
-    maybe(0.2, "SMALL_FIRST", ["0"])
     maybe(0.2, "FIND_RATES", ["0"])
     maybe(0.2, "DATA_SOCKETS", ["2"])
-    maybe(0.15, "DATA_THREADS", ["1", "2"])
+    maybe_limit(0.15, "data_threads", ["1", "2"])
     maybe(0.2, "SPIN_MICROSECONDS", ["0", "50", "1000"])
-    maybe(0.2, "HEARTBEAT_SECONDS", ["0.2"])
+    if limits:
+        env["HYBRIDPS_LIMITS"] = ",".join(limits)
     rank_env = {}
     if draw.random() < 0.2:
         world = len(nodes) if nodes.isalpha() else sum(int(count) for count in nodes.split("+"))

@@ -17,11 +17,12 @@ TEST_CASE("core/config: an empty environment gives the defaults", "[core][fast]"
   CHECK(config.value().spin_microseconds == -1);
   CHECK(config.value().shm);
   CHECK(config.value().warnings.empty());
-  for (const SettingRow& row : config.value().table()) {
-    CHECK(row.source == "default");
-    CHECK(row.value == row.default_value);
-    CHECK_FALSE(row.doc.empty());
-  }
+  for (const auto& rows : {config.value().table(), config.value().limits_table()})
+    for (const SettingRow& row : rows) {
+      CHECK(row.source == "default");
+      CHECK(row.value == row.default_value);
+      CHECK_FALSE(row.doc.empty());
+    }
 }
 
 TEST_CASE("core/config: values are read and shown with their source", "[core][fast]") {
@@ -51,6 +52,84 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
     CHECK(row.source == (config.given.contains(row.name) ? "env" : "default"));
     if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.value == "128M");
     if (row.name == "HYBRIDPS_POOL_BYTES") CHECK(row.default_value == "64M");
+  }
+}
+
+TEST_CASE("core/config: limits are a list, shown as it would be written", "[core][fast]") {
+  const Config config =
+      Config::from({{"HYBRIDPS_LIMITS", " window_bytes=4M, chunk_bytes = 16384,data_threads=2 "}}).value();
+  CHECK(config.chunk_bytes == 16384);
+  CHECK(config.window_bytes == 4u << 20);
+  CHECK(config.data_threads == 2);
+  CHECK(config.warnings.empty());
+  for (const SettingRow& row : config.table())
+    if (row.name == "HYBRIDPS_LIMITS") CHECK(row.value == "window_bytes=4M,chunk_bytes=16K,data_threads=2");
+  for (const SettingRow& row : config.limits_table()) {
+    const bool is_given = row.name == "window_bytes" || row.name == "chunk_bytes" || row.name == "data_threads";
+    INFO(row.name);
+    CHECK((row.source == "env") == is_given);
+    CHECK((row.value != row.default_value) == is_given);
+  }
+}
+
+TEST_CASE("core/config: an error in the limits says which limit and what is expected", "[core][fast]") {
+  const std::pair<const char*, const char*> examples[] = {
+      {"chunk_bytes=lots",
+       "for chunk_bytes a number of bytes from 1K to 64M, such as 65536, 64K, 1.5M, 2G; not 'lots'"},
+      {"window_bytes=4M,chunk_bytes=", "for chunk_bytes a number of bytes from 1K to 64M"},
+      {"chunk_bites=4K", "name=value, separated by commas, with names of: eager_bytes, "},
+      {"chunk_bytes", "; not 'chunk_bytes'"},
+      {"chunk_bytes=4K,", "; not ''"},
+      {"=4K", "; not '=4K'"},
+      {"pool_bytes=64M", "; not 'pool_bytes=64M'"},
+      {"chunk_bytes=4K,chunk_bytes=4K", "chunk_bytes once"},
+  };
+  for (const auto& [value, wanted] : examples) {
+    const auto config = Config::from({{"HYBRIDPS_LIMITS", value}});
+    REQUIRE_FALSE(config.is_ok());
+    const std::string text(config.status().message());
+    INFO(text);
+    CHECK(text.starts_with("HYBRIDPS_LIMITS='" + std::string(value) + "' is not valid: expected "));
+    CHECK(text.find(wanted) != std::string::npos);
+  }
+}
+
+TEST_CASE("core/config: limits are taken by their old names, with one warning that has the new form", "[core][fast]") {
+  const auto config = Config::from({{"HYBRIDPS_CHUNK_BYTES", "16384"},
+                                    {"HYBRIDPS_GRANT_CHUNKS", " 9 "},
+                                    {"HYBRIDPS_WINDOW_BYTES", ""},
+                                    {"HYBRIDPS_LIMITS", "data_threads=1"}});
+  REQUIRE(config.is_ok());
+  CHECK(config.value().chunk_bytes == 16384);
+  CHECK(config.value().grant_chunks == 9);
+  REQUIRE(config.value().warnings.size() == 1);
+  CHECK(config.value().warnings[0] ==
+        "HYBRIDPS_CHUNK_BYTES, HYBRIDPS_GRANT_CHUNKS: old names, which the next version will not know; write "
+        "HYBRIDPS_LIMITS=chunk_bytes=16K,grant_chunks=9,data_threads=1");
+  for (const SettingRow& row : Config().limits_table()) {
+    std::string old_name = "HYBRIDPS_" + row.name;
+    for (char& c : old_name) c = static_cast<char>(toupper(c));
+    INFO(old_name);
+    CHECK(Config::from({{old_name, row.value}}).value().given.contains("HYBRIDPS_LIMITS=" + row.name));
+    CHECK_FALSE(Config::from({{old_name, "nonsense"}}).is_ok());
+  }
+
+  const auto both = Config::from({{"HYBRIDPS_CHUNK_BYTES", "8K"}, {"HYBRIDPS_LIMITS", "chunk_bytes=16K"}});
+  REQUIRE_FALSE(both.is_ok());
+  CHECK(both.status().message() ==
+        "HYBRIDPS_CHUNK_BYTES='8K' is not valid: expected only HYBRIDPS_LIMITS=chunk_bytes, which is set too");
+}
+
+TEST_CASE("core/config: a setting of an earlier version is ignored, and the warning says what to do", "[core][fast]") {
+  const std::pair<const char*, const char*> examples[] = {{"HYBRIDPS_HEARTBEAT_SECONDS", "HYBRIDPS_DEAD_SECONDS"},
+                                                          {"HYBRIDPS_LINGER_SECONDS", "5 s"},
+                                                          {"HYBRIDPS_SMALL_FIRST", "always"},
+                                                          {"HYBRIDPS_LEAVE_SIDE_GROUPS", "HYBRIDPS_AS"}};
+  for (const auto& [name, instead] : examples) {
+    const Config config = Config::from({{name, "1"}}).value();
+    REQUIRE(config.warnings.size() == 1);
+    CHECK(config.warnings[0].starts_with(std::string(name) + " is ignored, it is no setting any more: "));
+    CHECK(config.warnings[0].find(instead) != std::string::npos);
   }
 }
 
@@ -89,21 +168,21 @@ TEST_CASE("core/config: names in the table are distinct", "[core][fast]") {
 }
 
 TEST_CASE("core/config: an unknown name is warned about with the nearest known one", "[core][fast]") {
-  const auto config = Config::from({{"HYBRIDPS_HEARTBEAT_SECOND", "2"}, {"HYBRIDPS_UCX_TLS", "tcp"}});
+  const auto config = Config::from({{"HYBRIDPS_DEAD_SECOND", "2"}, {"HYBRIDPS_UCX_TLS", "tcp"}});
   REQUIRE(config.is_ok());
   REQUIRE(config.value().warnings.size() == 1);
-  CHECK(config.value().warnings[0].find("HYBRIDPS_HEARTBEAT_SECOND is ignored") != std::string::npos);
-  CHECK(config.value().warnings[0].find("mean HYBRIDPS_HEARTBEAT_SECONDS?") != std::string::npos);
+  CHECK(config.value().warnings[0].find("HYBRIDPS_DEAD_SECOND is ignored") != std::string::npos);
+  CHECK(config.value().warnings[0].find("mean HYBRIDPS_DEAD_SECONDS?") != std::string::npos);
 }
 
 TEST_CASE("core/config: a bad value is an error that names variable and value and expectation", "[core][fast]") {
   const std::pair<const char*, const char*> examples[] = {
-      {"HYBRIDPS_POOL_BYTES", "lots"},    {"HYBRIDPS_POOL_BYTES", "1"},      {"HYBRIDPS_POOL_BYTES", "-4K"},
-      {"HYBRIDPS_GRANT_CHUNKS", "0"},     {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
-      {"HYBRIDPS_HEARTBEAT_SECONDS", ""}, {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
-      {"HYBRIDPS_DATA_SOCKETS", "0"},     {"HYBRIDPS_DATA_SOCKETS", "17"},   {"HYBRIDPS_SPIN_MICROSECONDS", "-2"},
-      {"HYBRIDPS_DEAD_SECONDS", "0.5"},   {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_SECURITY", "ssl"},
-      {"HYBRIDPS_DATA_THREADS", "17"},    {"HYBRIDPS_DATA_THREADS", "-2"},   {"HYBRIDPS_CORES", "0"},
+      {"HYBRIDPS_POOL_BYTES", "lots"},   {"HYBRIDPS_POOL_BYTES", "1"},      {"HYBRIDPS_POOL_BYTES", "-4K"},
+      {"HYBRIDPS_GRANT_CHUNKS", "0"},    {"HYBRIDPS_GRANT_CHUNKS", "1.5"},  {"HYBRIDPS_SHM", "maybe"},
+      {"HYBRIDPS_WARN_SECONDS", ""},     {"HYBRIDPS_NIC_GBPS", "nan"},      {"HYBRIDPS_LOG_LEVEL", "loud"},
+      {"HYBRIDPS_DATA_SOCKETS", "0"},    {"HYBRIDPS_DATA_SOCKETS", "17"},   {"HYBRIDPS_SPIN_MICROSECONDS", "-2"},
+      {"HYBRIDPS_DEAD_SECONDS", "0.01"}, {"HYBRIDPS_DATA_TRANSPORT", "ib"}, {"HYBRIDPS_SECURITY", "ssl"},
+      {"HYBRIDPS_DATA_THREADS", "17"},   {"HYBRIDPS_DATA_THREADS", "-2"},   {"HYBRIDPS_CORES", "0"},
       {"HYBRIDPS_CORES", "many"},
   };
   for (const auto& [name, value] : examples) {
@@ -123,9 +202,9 @@ TEST_CASE("core/config: a bad value is an error that names variable and value an
 }
 
 TEST_CASE("core/config: the process environment is read", "[core][fast]") {
-  REQUIRE(setenv("HYBRIDPS_GRANT_CHUNKS", "9", 1) == 0);
+  REQUIRE(setenv("HYBRIDPS_LIMITS", "grant_chunks=9", 1) == 0);
   const auto config = Config::from_environment();
-  REQUIRE(unsetenv("HYBRIDPS_GRANT_CHUNKS") == 0);
+  REQUIRE(unsetenv("HYBRIDPS_LIMITS") == 0);
   REQUIRE(config.is_ok());
   CHECK(config.value().grant_chunks == 9);
 }
@@ -143,10 +222,13 @@ TEST_CASE("core/config: the table marks what cannot be used and shows the rest",
   REQUIRE(setenv("HYBRIDPS_SHM", "0", 1) == 0);
   REQUIRE(setenv("HYBRIDPS_POOL_BITES", "1", 1) == 0);
   REQUIRE(setenv("HYBRIDPS_TRACE", "/tmp/\xff", 1) == 0);
+  REQUIRE(setenv("HYBRIDPS_CHUNK_BYTES", "some", 1) == 0);
   std::vector<std::string> warnings;
-  const auto rows = Config::table_of_environment(warnings);
+  std::vector<SettingRow> parts;
+  const auto rows = Config::table_of_environment(warnings, parts);
   CHECK(Config::from({{"HYBRIDPS_TRACE", "/tmp/\xff"}}).value().trace == "/tmp/\xff");  // a path keeps its bytes
-  for (const char* name : {"HYBRIDPS_POOL_BYTES", "HYBRIDPS_SHM", "HYBRIDPS_POOL_BITES", "HYBRIDPS_TRACE"})
+  for (const char* name :
+       {"HYBRIDPS_POOL_BYTES", "HYBRIDPS_SHM", "HYBRIDPS_POOL_BITES", "HYBRIDPS_TRACE", "HYBRIDPS_CHUNK_BYTES"})
     REQUIRE(unsetenv(name) == 0);
   CHECK(rows.size() == Config().table().size());
   for (const SettingRow& row : rows) {
@@ -155,6 +237,9 @@ TEST_CASE("core/config: the table marks what cannot be used and shows the rest",
       CHECK(row.value == "lots");
       CHECK(row.source == "env");
       CHECK(row.problem.find("'lots' is not valid: expected a number of bytes") != std::string::npos);
+    } else if (row.name == "HYBRIDPS_LIMITS") {
+      CHECK(row.value == "chunk_bytes=some");
+      CHECK(row.problem.starts_with("HYBRIDPS_CHUNK_BYTES='some' is not valid: expected a number of bytes"));
     } else {
       if (row.name == "HYBRIDPS_TRACE") CHECK(row.value == "/tmp/\\xff");
       CHECK(row.problem.empty());

@@ -95,7 +95,7 @@ std::vector<int> run_ranks(const std::vector<std::string>& nodes, int data_threa
     if (pid == 0) {
       setenv("HYBRIDPS_NODE", nodes[r].c_str(), 1);
       setenv("HYBRIDPS_INTERFACE", "lo", 1);
-      setenv("HYBRIDPS_DATA_THREADS", std::to_string(data_threads).c_str(), 1);
+      setenv("HYBRIDPS_LIMITS", ("data_threads=" + std::to_string(data_threads)).c_str(), 1);
       setenv("HYBRIDPS_DATA_SOCKETS", std::to_string(std::max(data_threads, 1)).c_str(), 1);
       alarm(60);  // a hang ends as a failure
       int code = 0;
@@ -481,7 +481,6 @@ TEST_CASE("engine/engine: who waits for a member that has left their group befor
       while (!std::filesystem::exists(me.folder / "heard")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return;
     }
-    setenv("HYBRIDPS_LINGER_SECONDS", "0.1", 1);
     auto group = me.open("world");
     if (me.rank == 0) {
       while (!std::filesystem::exists(waits)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -504,12 +503,12 @@ TEST_CASE("engine/engine: who waits for a member that has left their group befor
 
 TEST_CASE("engine/engine: ranks that grant different numbers of chunks are refused with both named", "[engine]") {
   const auto codes = run_ranks({"a", "a"}, 0, [](const Rank& me) {
-    if (me.rank == 1) setenv("HYBRIDPS_GRANT_CHUNKS", "16", 1);
+    if (me.rank == 1) setenv("HYBRIDPS_LIMITS", "grant_chunks=16", 1);
     auto group = me.open("world");
     const core::Status status = group->wait_ready();
     check(status.code() == core::Code::kMismatch, status.to_string());
     check(status.message().find("rank 1 runs protocol") != std::string::npos &&
-              status.message().find("HYBRIDPS_GRANT_CHUNKS=16") != std::string::npos,
+              status.message().find("HYBRIDPS_LIMITS=grant_chunks=16") != std::string::npos,
           status.to_string());
     leave(group);
   });

@@ -25,8 +25,7 @@ struct Scene {
   explicit Scene(int jobs = 0) {
     core::Config config;
     config.interface = "lo";
-    config.heartbeat_seconds = 600;  // the ranks are not there
-    config.dead_seconds = 1200;
+    config.dead_seconds = 1200;  // the ranks are not there
     engine::ServerHostOptions options;
     options.listen = {"127.0.0.1", 0};
     options.secret = "secret";

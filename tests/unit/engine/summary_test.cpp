@@ -164,7 +164,7 @@ TEST_CASE("engine/records: members that ask for different compression are named 
   }
   CHECK(engine::codecs_of(roster).value()->spec().k == 0.05);
   roster.members[2].chunk_bytes = 1024;
-  CHECK(mentions(complaint(roster), "HYBRIDPS_CHUNK_BYTES"));
+  CHECK(mentions(complaint(roster), "HYBRIDPS_LIMITS=chunk_bytes of rank 2"));
   CHECK(mentions(complaint(roster), "blocks of 4096 bytes"));
   roster.members[2].compress = "";
   const std::string text = complaint(roster);

@@ -1,4 +1,4 @@
-// Runtimes whose transports are driven by threads of their own (HYBRIDPS_DATA_THREADS), with faults below these.
+// Runtimes whose transports are driven by threads of their own (data_threads), with faults below these.
 #include <chrono>
 #include <memory>
 #include <string>

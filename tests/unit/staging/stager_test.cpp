@@ -110,7 +110,8 @@ TEST_CASE("staging/stager: a ring that cannot grow stays as it is and is told on
   constexpr const char* kTold = "only 4194304 of 8388608 bytes could be pinned";
   for (std::size_t at = told.find(kTold); at != std::string::npos; at = told.find(kTold, at + 1)) ++times;
   CHECK(times == all_ranks);
-  CHECK(told.find("Raise the memory limit of the container, or lower HYBRIDPS_STAGING_BYTES") != std::string::npos);
+  CHECK(told.find("Raise the memory limit of the container, or lower HYBRIDPS_LIMITS=staging_bytes") !=
+        std::string::npos);
 }
 
 TEST_CASE("staging/stager: where too little can be pinned the operation fails on all ranks and says what to raise",
@@ -136,7 +137,7 @@ TEST_CASE("staging/stager: where too little can be pinned the operation fails on
     CHECK(text.find("needs " + std::to_string(large_slices ? 2000000 : 1 << 20) + " bytes of pinned memory") !=
           std::string::npos);
     CHECK(text.find("raise the memory limit of the container") != std::string::npos);
-    CHECK((text.find("HYBRIDPS_SLICE_BYTES") != std::string::npos) == large_slices);
+    CHECK((text.find("HYBRIDPS_LIMITS=slice_bytes") != std::string::npos) == large_slices);
     REQUIRE(eventually([&] { return first->is_over(); }));
     CHECK(first->status().to_string().find("bytes of pinned memory") != std::string::npos);
   }

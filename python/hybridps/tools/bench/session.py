@@ -7,6 +7,7 @@ import statistics
 import time
 from datetime import timedelta
 
+from hybridps.backend.load import load_extension
 from hybridps.limits import bounds
 from hybridps.tools.bench.case import REDUCING, Case
 from hybridps.tools.bench.figures import SMALL_BYTES, paired_ratio, parse_size, summarise
@@ -32,9 +33,10 @@ def interface_bytes(name: str) -> tuple[int, int]:
     return counts["tx"], counts["rx"]
 
 
-def compressed_from() -> int:
-    """Bytes from which on sums are compressed, if their group asks for it."""
-    return parse_size(os.environ.get("HYBRIDPS_COMPRESS_MIN_BYTES", "64K"))
+def limit(name: str) -> int:
+    """A number of bytes of HYBRIDPS_LIMITS, as this process's environment has it."""
+    rows = load_extension().config_table()[2]
+    return parse_size(next(row["value"] for row in rows if row["name"] == name))
 
 
 def compressing(codec: str) -> str:
@@ -241,7 +243,7 @@ class Session:
         lossy = [
             name
             for name in groups
-            if name in self.ratios and not is_lossless(name) and case.bytes >= compressed_from()
+            if name in self.ratios and not is_lossless(name) and case.bytes >= limit("compress_min_bytes")
         ]
         for name, group in groups.items():
             taken[name].wrong = case.wrong(group) if check and name not in lossy else None

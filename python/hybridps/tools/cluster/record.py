@@ -70,11 +70,12 @@ def record(interfaces: list[tuple[str, str, str, str]]) -> dict:
             found["versions"]["UCX"] = ".".join(map(str, load.ucx_version(load.load_ucx(info))))
         except ImportError:
             found["versions"]["UCX"] = "none"  # check_settings() says where that is a problem
-        for row in extension.config_table()[0]:
+        settings, _warnings, limits = extension.config_table()
+        for row in settings + [row | {"name": f"LIMITS={row['name']}"} for row in limits]:
             name = row["name"].removeprefix("HYBRIDPS_")
-            if row["source"] != "default" and row["value"]:
+            if row["source"] != "default" and row["value"] and name != "LIMITS":
                 found["settings"][name] = "(secret)" if name == "TOKEN" else row["value"]
-            if "same on all ranks" in row["doc"] or name == "GRANT_CHUNKS":
+            if "same on all ranks" in row["doc"]:
                 found["same"].append(name)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         first = int(os.environ.get("RANK", "0")) == 0

@@ -43,9 +43,9 @@ TEST_CASE("engine/settings: settings of our own TCP are named where data or cont
   config.dscp = 10;
   const auto checked = engine::check_settings(config, {0, 1});
   REQUIRE(checked.warnings.size() == 1);
-  CHECK(
-      checked.warnings[0].starts_with("HYBRIDPS_TCP_CONGESTION, HYBRIDPS_LIMITS=tcp_gbps, HYBRIDPS_DSCP: no effect on data and control "
-                                      "messages, which go through UCX"));
+  CHECK(checked.warnings[0].starts_with(
+      "HYBRIDPS_TCP_CONGESTION, HYBRIDPS_LIMITS=tcp_gbps, HYBRIDPS_DSCP: no effect on data and control "
+      "messages, which go through UCX"));
 
   config.data_transport = core::DataTransport::kTcp;
   CHECK(engine::check_settings(config, {0, 1}).warnings.empty());

@@ -127,6 +127,7 @@ def test_run_sets_the_environment_and_becomes_the_program():
     for arguments, want in [
         (["--as", "gloo", "--"], "gloo"),
         (["--as=gloo, MPI", "--leave-side-groups"], "gloo,mpi,leave-side-groups"),
+        (["--as=leave-side-groups,gloo"], "gloo,leave-side-groups"),
     ]:
         done = hybridps("run", *arguments, sys.executable, "-c", show)
         assert done.returncode == 0, done.stderr

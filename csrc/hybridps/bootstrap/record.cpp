@@ -234,11 +234,17 @@ std::string members_text(std::span<const int> global_ranks) {
 }
 
 std::string joined_notes(const std::vector<std::string>& notes) {
+  constexpr std::size_t kEndBytes = 32;  // for the last line
   std::string text;
+  std::size_t left_out = 0;
   for (const std::string& note : notes) {
-    if (text.size() + note.size() >= kTextBytesMax) break;
-    text += (text.empty() ? "" : "\n") + note;
+    const bool fits = text.size() + note.size() + kEndBytes < kTextBytesMax;
+    if (fits)
+      text += (text.empty() ? "" : "\n") + note;
+    else
+      ++left_out;
   }
+  if (left_out > 0) text += (text.empty() ? "and " : "\nand ") + std::to_string(left_out) + " more warnings";
   return text;
 }
 

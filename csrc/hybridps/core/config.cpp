@@ -209,7 +209,7 @@ constexpr std::array kGone = {
     GoneSetting{"HEARTBEAT_SECONDS", "it follows from HYBRIDPS_DEAD_SECONDS"},
     GoneSetting{"LINGER_SECONDS", "shutdown waits 5 s at most"},
     GoneSetting{"SMALL_FIRST", "small operations always pass larger ones"},
-    GoneSetting{"LEAVE_SIDE_GROUPS", "add leave-side-groups to HYBRIDPS_AS"},
+    GoneSetting{"LEAVE_SIDE_GROUPS", "add leave-side-groups to HYBRIDPS_AS, or to --as of `hybridps run`"},
 };
 
 std::string full_name(const Setting& setting) { return std::string(kPrefix) + std::string(setting.name); }
@@ -332,7 +332,7 @@ bool assign(Config& config, const Setting& setting, std::string_view text) {
 std::string assign_limits(Config& config, const Setting& setting, std::string_view text) {
   Config read = config;
   for (std::string_view rest = text;;) {
-    const std::size_t comma = rest.find(',');
+    const std::size_t comma = rest.find_first_of(",;");  // ';' where a launcher takes ',' for its own
     const std::string_view part = trim(rest.substr(0, comma));
     const std::size_t equals = part.find('=');
     const auto limit = std::find_if(limits().begin(), limits().end(), [&](const Setting& one) {
@@ -436,7 +436,8 @@ Config read(const Config::Environment& environment, const Refuse& refuse) {
   const auto told = [](const std::string& name, std::string_view value, const std::string& wanted) {
     return name + "=" + core::quoted(value) + " is not valid: expected " + wanted;
   };
-  std::string renamed;
+  std::size_t renamed = 0;
+  std::string first_renamed;
   std::vector<std::pair<const Setting*, Config::Environment::const_iterator>> old_names;
   for (auto at = environment.lower_bound(std::string(kPrefix)); at != environment.end(); ++at) {
     const auto& [name, value] = *at;
@@ -472,11 +473,12 @@ Config read(const Config::Environment& environment, const Refuse& refuse) {
       continue;
     }
     config.given.insert({kLimitsName, limit_name(*limit)});
-    renamed += (renamed.empty() ? "" : ", ") + name;
+    if (renamed++ == 0) first_renamed = name;
   }
-  if (!renamed.empty())
-    config.warnings.push_back(renamed + ": old names, which the next version will not know; write " + kLimitsName +
-                              "=" + value_text(config, *find(kLimitsName)));
+  if (renamed > 0)
+    config.warnings.push_back(first_renamed + (renamed > 1 ? " and " + std::to_string(renamed - 1) + " more" : "") +
+                              ": old names, which the next version will not know; write " + kLimitsName + "=" +
+                              value_text(config, *find(kLimitsName)));
   return config;
 }
 
@@ -514,7 +516,9 @@ std::vector<SettingRow> Config::table_of_environment(std::vector<std::string>& w
   std::map<std::string, Refused> refused;
   const Config config =
       read(own_environment(), [&](const std::string& name, const std::string& value, std::string message) {
-        refused.emplace(name, Refused{value, std::move(message)});
+        auto& known = refused[name];
+        known.value += (known.value.empty() ? "" : ",") + value;
+        known.message += (known.message.empty() ? "" : "; ") + message;
       });
   std::vector<SettingRow> rows = config.table();
   for (SettingRow& row : rows) {

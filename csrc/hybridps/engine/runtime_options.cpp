@@ -15,7 +15,7 @@ constexpr std::size_t kNetSlotsMin = 4;
 
 /// Several heartbeats fit into the time after which silence means death, also if that time is short.
 double heartbeat_for(double dead_seconds) {
-  return std::min(std::clamp(dead_seconds / 20, 0.2, 1.0), dead_seconds / 4);
+  return std::min(std::clamp(dead_seconds / 20, 0.2, std::max(1.0, dead_seconds / 120)), dead_seconds / 4);
 }
 
 }  // namespace

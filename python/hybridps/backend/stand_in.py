@@ -100,11 +100,13 @@ def install() -> None:
     if not hasattr(backend, "_ensure_backend_registered"):
         raise RuntimeError("torch 2.14 or newer is needed")
     names, leave_side_groups = asked_for()
+    owns = {}
     for name in names:
         backend._ensure_backend_registered(name)  # torch's own goes first, or it would replace ours later
-        own = backend._plugins.get(name.upper())
-        if own is None:
-            raise RuntimeError(f"torch knows no backend {name!r}")
+        owns[name] = backend._plugins.get(name.upper())
+        if owns[name] is None:
+            raise RuntimeError(f"torch knows no backend {name!r}; HYBRIDPS_AS takes backends and {LEAVE_SIDE_GROUPS}")
+    for name, own in owns.items():
         backend._plugins[name.upper()] = backend._BackendPlugin(_creator(name, own, leave_side_groups), True)
         # Without this the flight recorder trusts the backend of that name to record itself.
         getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard(name)

@@ -62,7 +62,9 @@ def env(arguments) -> int:
     print(table(rows))
     if arguments.all:
         parts = [[row[key] for key in ("name", "value", "default", "source", "doc")] for row in limits]
-        print("\nHYBRIDPS_LIMITS=name=value,name=value:")
+        is_refused = any(entry["name"] == "HYBRIDPS_LIMITS" and entry["problem"] for entry in entries)
+        left_out = "; not all of it was read, see below" if is_refused else ""
+        print(f"\nHYBRIDPS_LIMITS=name=value,name=value{left_out}:")
         print(table([["NAME", "VALUE", "DEFAULT", "FROM", "MEANING"], *parts]))
     if left := len(entries) - len(shown):
         print(f"{left} more settings: hybridps env --all")
@@ -108,10 +110,12 @@ def run(arguments) -> int:
 
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     names = [name.strip().lower() for name in (arguments.names or "").split(",") if name.strip()]
+    leaves_side_groups = arguments.leave_side_groups or LEAVE_SIDE_GROUPS in names
+    names = [name for name in names if name != LEAVE_SIDE_GROUPS]
     problem = ""
     if not command:
         problem = "no program given: hybridps run --as gloo -- torchrun train.py"
-    elif not names and arguments.names is None and arguments.advise and not arguments.leave_side_groups:
+    elif not names and arguments.names is None and arguments.advise and not leaves_side_groups:
         pass  # the program asks for hybridps
     elif not names:
         problem = "--as needs the name that the program asks for, such as gloo"
@@ -131,7 +135,7 @@ def run(arguments) -> int:
         print(f"hybridps: {problem}", file=sys.stderr)
         return 2
     if names:
-        os.environ["HYBRIDPS_AS"] = ",".join(names + [LEAVE_SIDE_GROUPS] * arguments.leave_side_groups)
+        os.environ["HYBRIDPS_AS"] = ",".join(names + [LEAVE_SIDE_GROUPS] * leaves_side_groups)
     if arguments.advise:
         os.environ["HYBRIDPS_ADVISE"] = os.path.abspath(arguments.advise)
     try:

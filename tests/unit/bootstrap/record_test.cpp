@@ -254,7 +254,10 @@ TEST_CASE("bootstrap/record: notes are cut to what a record holds", "[bootstrap]
   CHECK(joined_notes({"a", "b"}) == "a\nb");
   MemberRecord member = sample_member(0, 1, 1);
   member.notes = joined_notes({"first", std::string(2 * kTextBytesMax, 'x'), "third"});
-  CHECK(member.notes == "first");
+  CHECK(member.notes == "first\nthird\nand 1 more warnings");
   member.notes = joined_notes({std::string(kTextBytesMax - 1, 'x'), "second"});
+  CHECK(member.notes == "second\nand 1 more warnings");
+  member.notes = joined_notes(std::vector<std::string>(200, "0123456789"));
+  CHECK(member.notes.size() < kTextBytesMax);
   CHECK(encode(member).is_ok());
 }

@@ -141,6 +141,7 @@ def test_run_sets_the_environment_and_becomes_the_program():
         (["run", "--as", "gloo"], {}, 2, "no program given"),
         (["run", "--as", ",", "--", "true"], {}, 2, "--as needs the name"),
         (["run", "--", "true"], {}, 2, "--as"),
+        (["run", "--advise", "file", "--leave-side-groups", "--", "true"], {}, 2, "--as needs the name"),
         (["run", "--as", "gloo", "--", "/nowhere/at-all"], {}, 127, "cannot run /nowhere/at-all"),
         (["run", "--as", "gloo", "--", "true"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, 2, "unset it"),
     ],

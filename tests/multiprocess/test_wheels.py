@@ -1,5 +1,6 @@
 """Wheels as a user gets them: installed where there is no compiler, no checkout and, for the server, no torch."""
 
+import json
 import os
 import re
 import shutil
@@ -131,6 +132,34 @@ def test_the_servers_wheel_sums_without_torch(server_wheel, tmp_path):
         server.terminate()
         rest = server.communicate(timeout=30)[0]
     assert server.returncode == 0 and "opened" in rest, rest
+
+
+@pytest.mark.timeout_s(5400)
+def test_a_release_builds_installs_and_tries_each_of_its_files(tmp_path):
+    """From the tree as it is, with the torch and the CPython of this environment."""
+    import torch
+
+    minor, python = ".".join(torch.__version__.split(".")[:2]), f"{sys.version_info[0]}.{sys.version_info[1]}"
+    before, out = (ROOT / "pyproject.toml").read_bytes(), tmp_path / "dist"
+    command = ["scripts/release", "--dirty", "--version", "0.0.1rc7", "--torch", minor, "--here"]
+    command += ["--python", sys.executable]
+    done = subprocess.run(["bash", *command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=5300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (ROOT / "pyproject.toml").read_bytes() == before
+    lines = (out / "matrix.md").read_text().splitlines()[2:]
+    rows = {row[0]: row for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+    wheel, server = rows["wheel"], rows["server's wheel"]
+    assert wheel[1:3] == [python, minor] and wheel[4:7] == server[4:7] == ["yes"] * 3, lines
+    for name in ("server's wheel, aarch64", "server's image"):
+        assert rows[name][4] == "yes" or rows[name][7], rows[name]  # built, or why not
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=out, check=True, capture_output=True)
+    made = {row[3] for row in rows.values()} - {"-"}
+    listed = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
+    assert listed == made | {"matrix.md", "sbom.cdx.json"} == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
+    assert all("0.0.1rc7" in name for name in made)
+    bill = {one["bom-ref"]: one for one in json.loads((out / "sbom.cdx.json").read_text())["components"]}
+    assert made <= set(bill)
+    assert "openssl" in {inside["name"] for inside in bill[wheel[3]]["components"]}
 
 
 def sums(rank, world):

@@ -1,4 +1,5 @@
-# Asks the chosen interpreter for torch (without importing it) and defines hybridps::torch.
+# Asks the chosen interpreter for torch (without importing it) and defines hybridps::torch; hybridps::torch_python also has
+# Python's headers. Only bindings takes those: the other rooms' objects are the same for every CPython, and ccache has them.
 # Sets HYBRIDPS_WITH_PYTHON, HYBRIDPS_TORCH_{VERSION,MINOR,DIR}; MINOR is "2.15", the unit of binary compatibility.
 
 set(HYBRIDPS_WITH_PYTHON OFF)
@@ -43,18 +44,25 @@ if(NOT HYBRIDPS_BUILD_PYTHON STREQUAL "OFF")
     # torch/include first: it carries torch's own pybind11, and an older one ahead of it breaks base-class lookup.
     target_include_directories(hybridps_torch SYSTEM BEFORE INTERFACE
       "${HYBRIDPS_TORCH_DIR}/include" "${HYBRIDPS_TORCH_DIR}/include/torch/csrc/api/include")
-    target_include_directories(hybridps_torch SYSTEM INTERFACE ${Python_INCLUDE_DIRS} "${hybridps_pybind11_include}")
     target_compile_definitions(hybridps_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1) # every torch >= 2.11 on Linux
     # __FILE__ in messages: relative, so that a wheel names nothing of the machine that built it.
     target_compile_options(hybridps_torch INTERFACE
       "-fmacro-prefix-map=${HYBRIDPS_TORCH_DIR}/include/=" "-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=")
+    add_library(hybridps_torch_python INTERFACE)
+    target_include_directories(hybridps_torch_python SYSTEM INTERFACE ${Python_INCLUDE_DIRS} "${hybridps_pybind11_include}")
+    target_link_libraries(hybridps_torch_python INTERFACE hybridps_torch)
     foreach(lib IN ITEMS c10 torch_cpu torch torch_python)
       if(NOT EXISTS "${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so")
         message(FATAL_ERROR "torch: ${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so is missing")
       endif()
-      target_link_libraries(hybridps_torch INTERFACE "${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so")
+      set(target hybridps_torch)
+      if(lib STREQUAL "torch_python")
+        set(target hybridps_torch_python)
+      endif()
+      target_link_libraries(${target} INTERFACE "${HYBRIDPS_TORCH_DIR}/lib/lib${lib}.so")
     endforeach()
     add_library(hybridps::torch ALIAS hybridps_torch)
+    add_library(hybridps::torch_python ALIAS hybridps_torch_python)
   elseif(HYBRIDPS_BUILD_PYTHON STREQUAL "ON" OR SKBUILD)
     message(FATAL_ERROR "The Python extension cannot be built: ${hybridps_torch_why}.\n"
       "hybridps is compiled against the torch that will load it: install torch, then\n"

@@ -8,7 +8,7 @@ endif()
 if(TARGET hybridps_pg AND "${hybridps_bindings_type}" STREQUAL "OBJECT_LIBRARY")
   Python_add_library(_C MODULE WITH_SOABI)
   target_sources(_C PRIVATE $<TARGET_OBJECTS:hybridps_bindings>)
-  target_link_libraries(_C PRIVATE hybridps_bindings hybridps_pg hybridps_flags hybridps::torch)
+  target_link_libraries(_C PRIVATE hybridps_bindings hybridps_pg hybridps_flags hybridps::torch_python)
   target_link_options(_C PRIVATE -Wl,--as-needed -Wl,--exclude-libs,ALL)
   set_target_properties(_C PROPERTIES
     LINKER_LANGUAGE CXX

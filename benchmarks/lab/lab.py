@@ -341,8 +341,8 @@ def bar_text(bar: rows.Bar) -> str:
 
 def table(done: list[tuple[rows.Row, dict]]) -> str:
     lines = [
-        "| row | links, Mbit/s | hybridps ms | p99 ms | gloo ms | × gloo | % of limit (gloo)"
-        " | sockets ms | CPU ms (gloo) | bars missed, remarks |",
+        "|row|links, Mbit/s|hybridps ms|p99 ms|gloo ms|× gloo|% of limit (gloo)"
+        "|sockets ms|CPU ms (gloo)|bars missed, remarks|",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
 
@@ -352,7 +352,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
 
     for row, result in done:
         if "unavailable" in result:
-            lines.append(f"| {row.name} | | not available: {result['unavailable']} |" + " |" * 7)
+            lines.append(f"|{row.name}||not available: {result['unavailable']}|" + "|" * 7)
             continue
         figures = result["figures"]
         verdicts = []
@@ -378,7 +378,7 @@ def table(done: list[tuple[rows.Row, dict]]) -> str:
             cell(figures, "cpu_ms", "{:.3g}") + f" ({cell(figures, 'peer_cpu_ms', '{:.3g}')})",
             "; ".join(verdicts),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines) + "\n"
 
 

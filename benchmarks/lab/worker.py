@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hybridps.limits import bounds
 from hybridps.tools.bench.figures import add_limits, paired_ratio, summarise
-from hybridps.tools.bench.session import Session, limit
+from hybridps.tools.bench.session import Session, is_lossless, limit
 from hybridps.tools.output import load_of_machine
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -315,9 +315,13 @@ def cross_barrier(session, job, context):
 
 
 def train(session, job, context):
-    """Steps of DistributedDataParallel that compute: a perceptron, its backward beside the communication on the cores
-    that there are; for each backend in turn."""
+    """Steps of DistributedDataParallel that compute: a perceptron that learns which of its inputs is the largest, its
+    backward beside the communication on the cores that there are; for each backend in turn, and for each of the job's
+    "ways": our backend with other options, by name.
+    """
+    import hybridps
     import torch
+    import torch.distributed as dist
 
     def model():
         torch.manual_seed(0)
@@ -325,40 +329,64 @@ def train(session, job, context):
         layers = [
             part for _ in range(job["layers"]) for part in (torch.nn.Linear(width, width, bias=False), torch.nn.ReLU())
         ]
-        return torch.nn.Sequential(*layers)
+        return torch.nn.Sequential(*layers[:-1])
 
+    ways = job.get("ways", {})
+    groups = dict(session.groups)
+    for name, options in ways.items():
+        groups[name] = dist.new_group(backend="hybridps", pg_options=hybridps.Options(**options))
     models = {
         name: torch.nn.parallel.DistributedDataParallel(
             model(), process_group=group, bucket_cap_mb=job.get("bucket_bytes", 25 * 2**20) / 2**20
         )
-        for name, group in session.groups.items()
+        for name, group in groups.items()
     }
-    optimizers = {name: torch.optim.SGD(m.parameters(), lr=1e-3) for name, m in models.items()}
-    torch.manual_seed(session.rank)
-    inputs = torch.randn(job["batch"], job["width"])
-    steps, cpu_s = {name: [] for name in models}, dict.fromkeys(models, 0.0)
+    optimizers = {name: torch.optim.SGD(m.parameters(), lr=job.get("lr", 1e-3)) for name, m in models.items()}
+    data = torch.Generator().manual_seed(session.rank)
+    steps, cpu_s, losses = {name: [] for name in models}, dict.fromkeys(models, 0.0), {name: [] for name in models}
+    # Others than ours need not find rates, or whether a codec pays.
+    skipped = {name: job["warmup"] - job.get("warmup_of", {}).get(name, job["warmup"]) for name in models}
     for index in range(job["warmup"] + job["iterations"]):
+        inputs = torch.randn(job["batch"], job["width"], generator=data)
+        largest = inputs.argmax(1)
         for name, model_of in models.items():
+            if index < skipped[name]:
+                continue
             session.align()
             cpu, begin = time.process_time(), time.perf_counter()
             optimizers[name].zero_grad()
-            model_of(inputs).square().mean().backward()
+            loss = torch.nn.functional.cross_entropy(model_of(inputs), largest)
+            loss.backward()
             optimizers[name].step()
             if index >= job["warmup"]:
                 steps[name].append(time.perf_counter() - begin)
                 cpu_s[name] += time.process_time() - cpu
-    first, *others = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models.values()]
+                losses[name].append(loss.item())
+    # Ways that went through the same steps and round nothing have the same parameters.
+    same = [n for n in models if not skipped[n] and is_lossless(ways.get(n, {}).get("compress", "off"))]
+    first, *others = [torch.cat([p.detach().flatten() for p in models[n].parameters()]) for n in same]
     apart = max([float((other - first).abs().max()) for other in others], default=0.0)
-    everyones = session._everyones((steps, cpu_s, apart))
-    result = {"bytes": first.numel() * 4, "wrong": int(max(ranks[2] for ranks in everyones) > 1e-5), "backends": {}}
+    everyones = session._everyones((steps, cpu_s, apart, losses))
+    size = first.numel() * 4
+    result = {"bytes": size, "wrong": int(max(ranks[2] for ranks in everyones) > 1e-5), "backends": {}}
+    limits = (session.node_of, context["goodput"], context["servers_goodput"])
     for name in models:
         figures = summarise([ranks[0][name] for ranks in everyones])
         figures["cpu_seconds"] = sum(ranks[1][name] for ranks in everyones) / job["iterations"]
+        figures["losses"] = [statistics.fmean(values) for values in zip(*(r[3][name] for r in everyones), strict=True)]
+        servers = limits[2] if ways.get(name, {}).get("dedicated_servers", True) else []
+        bound = bounds.limit_seconds("allreduce", size, *limits[:2], servers, regions=context["regions"] or None)
+        if bound > 0:  # of bytes that are not packed
+            figures["limit_seconds"], figures["of_limit"] = bound, bound / figures["seconds"]
         result["backends"][name] = figures
     ours, *others = models
     for other in others:
         pair = [[ranks[0][name] for ranks in everyones] for name in (ours, other)]
         result["backends"][other]["ours_is_faster_by"] = paired_ratio(*pair, 1)
+    peers = [name for name in session.groups if name != ours]
+    for name in (ours, *ways) if peers else ():
+        pair = [[ranks[0][which] for ranks in everyones] for which in (name, peers[0])]
+        result["backends"][name]["faster_than_peer"] = paired_ratio(*pair, 1)
     return result
 
 

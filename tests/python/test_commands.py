@@ -158,6 +158,7 @@ NEED_SETUP = (
     "scripts/faults --list",
     "benchmarks/lab/run --list",
     "benchmarks/gpu/run --list",
+    "examples/cases/run --list",
 )
 
 

@@ -18,7 +18,7 @@ NODES, RANKS, MBIT = 4, 1, 200
 RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
 ROUNDS = 3
 STEPS_BEFORE, STEPS_AFTER = 45, 40
-LIMIT_S = 180
+LIMIT_S = 300
 
 
 def tree_of(pid: int) -> list[int]:

@@ -1,7 +1,6 @@
 // hybridps/engine/server_shard.h: one engine of a dedicated server, with the groups that are open on it.
 //
-// Model    A shard has its own transports, pool and thread (server_host.h). It refuses a group that would take more
-// than
+// Model    A shard has its own transports, pool and thread (server_host.h). It refuses a group that would take more than
 //          its job's part of the memory.
 // Threads  start(), call() and post(): the admission server's thread. What call() and post() are given, and all that
 //          they call here, runs on the shard's thread. record(), has_groups() and add_to(): any thread.

@@ -22,10 +22,10 @@ namespace hybridps::transport {
 /// Largest header of a message, bytes.
 inline constexpr std::size_t kHeaderBytesMax = 192;
 
-/// Cause text of a kPeerDead if the kernel reports the end of the other process. Every transport uses the same text,
-/// because different ranks may see the end on different transports.
 /// Part of the cause with which an endpoint fails if a checksum was wrong.
 inline constexpr std::string_view kChangedOnTheWay = "changed on the way, as their CRC32C shows";
+/// Cause text of a kPeerDead if the kernel reports the end of the other process. Every transport uses the same text,
+/// because different ranks may see the end on different transports.
 inline constexpr std::string_view kEndedWithoutClosing = "it ended without goodbye (killed or crashed)";
 
 /// Runs exactly once per accepted send: on the progress thread, never inside send(). kOk means that the transport no

@@ -441,7 +441,7 @@ void TcpTransportImpl::greet(TcpLink& link) {
     refuse(link, /*reset=*/!is_ours);
   };
   if (!greeting) return hang_up(TcpAnswer::kNotHere);
-  if (is_damaged(greeting->from)) return hang_up(TcpAnswer::kDamaged);
+  if (find_damage(greeting->from) != nullptr) return hang_up(TcpAnswer::kDamaged);
   if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
   TcpEndpoint* endpoint = nullptr;
   if (const auto found = by_id_.find(greeting->from); found != by_id_.end()) endpoint = found->second;
@@ -501,7 +501,8 @@ void TcpTransportImpl::resume(TcpLink& link, TcpLink& over, const TcpGreeting& g
     say(over, {answer, {}});
     refuse(over, /*reset=*/false);
   };
-  if (link.state == TcpLink::LinkState::kClosed) return hang_up(TcpAnswer::kClosed);
+  if (link.state == TcpLink::LinkState::kClosed)
+    return hang_up(find_damage(link.peer) != nullptr ? TcpAnswer::kDamaged : TcpAnswer::kClosed);
   if (link.needs_small_packets && !greeting.has_small_packets) return hang_up(TcpAnswer::kSmaller);
   switch (
       link.session.on_greeting(greeting.side, link.state == TcpLink::LinkState::kGreeted, address_.id < link.peer)) {

@@ -385,6 +385,7 @@ bool TcpTransportImpl::begin_message(TcpLink& link) {
   }
   if (frame->payload_bytes > 0) {
     link.slot = rx_pool_->allocate(frame->payload_bytes);
+    if (!tells_later_) tell_later();  // the timer looks after this memory, too
     if (link.slot == nullptr) {
       on_broken(link, "no memory for a message of " + std::to_string(frame->payload_bytes) + " bytes from it");
       return false;
@@ -422,17 +423,22 @@ void TcpTransportImpl::deliver(TcpLink& link) {
   receiver_->on_message(link.name, {link.header.data(), link.header_bytes}, std::move(payload));
 }
 
+const core::Status* TcpTransportImpl::find_damage(const TcpId& peer) const noexcept {
+  const auto found = std::find_if(damaged_.begin(), damaged_.end(), [&](const auto& one) { return one.first == peer; });
+  return found != damaged_.end() ? &found->second : nullptr;
+}
+
+/// The other side, which hears a reset, dials again. Then it is told why.
 void TcpTransportImpl::on_damaged(TcpLink& link) {
   ++counters_.damaged;
   if (options_.damaged) options_.damaged->fetch_add(1, std::memory_order_relaxed);
-  // The other side, which hears a reset, dials again. Then it is told why.
-  if (damaged_.size() >= kDamagedMax) damaged_.erase(damaged_.begin());
-  damaged_.push_back(link.peer);
   const std::string what = "the connection (" + name_ + ") between " + options_.address + " here and " + link.to +
                            " brought bytes that were " + std::string(kChangedOnTheWay) +
                            "; look at the memory, the network card (first switch off its checksum offload) and the "
                            "cable of both hosts, and at what is between them";
   core::log_error(what);
+  if (damaged_.size() >= kDamagedMax) damaged_.pop_front();
+  damaged_.emplace_back(link.peer, core::Status(core::Code::kPeerDead, what));
   on_broken(link, what);
 }
 

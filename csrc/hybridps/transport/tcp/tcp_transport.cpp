@@ -201,8 +201,7 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
     return core::Status(core::Code::kMismatch, to.value().has_checksums
                                                    ? "it has HYBRIDPS_CHECKSUM=1, and this process has not"
                                                    : "it has not HYBRIDPS_CHECKSUM=1, and this process has");
-  if (is_damaged(to.value().id))
-    return core::Status(core::Code::kPeerDead, "bytes from it were " + std::string(kChangedOnTheWay));
+  if (const core::Status* const damage = find_damage(to.value().id); damage != nullptr) return *damage;
   if (by_id_.count(to.value().id) > 0)
     return core::Status(core::Code::kInvalidArgument, "the address of another engine");
   // A session that the peer has begun serves both ways.

@@ -5,7 +5,6 @@
 
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -163,9 +162,8 @@ class TcpTransportImpl final : public TcpTransport {
   void add_sums_to(TcpSend& send) const;
   /// Bytes came that the peer did not send so: the session is over.
   void on_damaged(TcpLink& link);
-  bool is_damaged(const TcpId& peer) const noexcept {
-    return std::find(damaged_.begin(), damaged_.end(), peer) != damaged_.end();
-  }
+  /// Why a peer gets no connection any more. Null: its bytes have come as they were sent.
+  const core::Status* find_damage(const TcpId& peer) const noexcept;
 
   const TcpOptions options_;
   const std::string name_;
@@ -194,7 +192,7 @@ class TcpTransportImpl final : public TcpTransport {
   /// What stood for peers that nobody had introduced when their links closed: messages of theirs may wait for a group
   /// to open. The newest kUnnamedMax.
   std::deque<std::pair<TcpId, core::EngineId>> unnamed_;
-  std::vector<TcpId> damaged_;  // peers whose bytes were changed on the way
+  std::deque<std::pair<TcpId, core::Status>> damaged_;  // peers whose bytes were changed on the way
 
   std::vector<std::unique_ptr<TcpSend>> sends_;
   std::vector<TcpSend*> free_sends_;

@@ -126,8 +126,6 @@ struct Channel::Remains {
 Channel::~Channel() {
   pool_->channels().fetch_sub(1);
   pool_->streams_that_wait().fetch_sub(streams_that_wait_);
-  for (const auto& [number, event] : over_) pool_->give_back(event);
-  for (const WayBack& way : open_ways_) pool_->give_back(way.arrived);
   auto remains = std::make_shared<Remains>();
   remains->pool = pool_;
   if (in_.native != nullptr) remains->streams.push_back(in_);
@@ -288,11 +286,12 @@ core::Status Channel::witness(const std::shared_ptr<Staged>& staged, const worke
 }
 
 core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest& request, engine::Group& group) {
-  for (device::DeviceEvent* event : {&staged->start_, &staged->end_}) {
-    auto taken = pool_->take_event();
-    if (!taken.is_ok()) return taken.status();
-    *event = taken.value();
-  }
+  auto start = pool_->take_event();
+  if (!start.is_ok()) return start.status();
+  staged->start_ = start.value();
+  auto end = DevicePool::share_event(pool_);
+  if (!end.is_ok()) return end.status();
+  staged->end_ = end.value();
   const auto timeout = request.operation.timeout;
   staged->timeout_ = timeout;
   request.operation.issued_at = core::Clock::now();
@@ -342,6 +341,8 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest&
   }
   staged->last_number_ = numbers_ + slices.size();
   ways_open_ = slices.size();
+  // Half of the ring is the next operation's, which then does not wait for this one's end.
+  frees_each_ = !options_.one_stream && 2 * together_pinned > ring_.bytes();
   for (Slice& slice : slices)
     if (Status status = put_in(staged, std::move(slice), group); !status.is_ok()) return status;
   return {};
@@ -366,21 +367,11 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (Status status = put_next_out(); !status.is_ok()) return status;
   const Ring::Place place = ring_.take(slice.pinned_bytes(), number);
   std::byte* const base = memory_.data + place.offset;
-  for (const std::uint64_t earlier : place.displaced) {
-    // The earlier slice's end must be on the out stream by now: a stream does not wait for an event that is not
-    // recorded yet.
-    while (!open_ways_.empty() && open_ways_.front().number <= earlier)
-      if (Status status = put_next_out(); !status.is_ok()) return status;
-    const auto over = over_.find(earlier);
-    if (over == over_.end()) continue;
-    if (Status status = device_->wait(in_, over->second); !status.is_ok()) return status;
-    pool_->give_back(over->second);
-    over_.erase(over);
-  }
+  if (Status status = wait_for_place(place.displaced); !status.is_ok()) return status;
   DirectRing::Place direct;
   if (slice.is_direct()) {
     direct = direct_->take(slice.device_bytes, number);
-    while (!open_ways_.empty() && open_ways_.front().number <= direct.displaced)  // as above
+    while (!open_ways_.empty() && open_ways_.front().number <= direct.displaced)  // as in wait_for_place()
       if (Status status = put_next_out(); !status.is_ok()) return status;
     if (direct.displaced > 0)
       if (Status status = device_->wait_flag(in_, direct_->released(), word_of(direct.displaced)); !status.is_ok())
@@ -420,34 +411,57 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (Status status = local_->run(slice.beside, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
       return status;
-  auto arrived = pool_->take_event();
-  if (!arrived.is_ok()) return arrived.status();
-  open_ways_.push_back({number, slice.pinned_bytes() > 0, std::move(slice.out), base, std::move(slice.coded),
-                        arrived.value(), std::move(slice.after), staged->deadline_});
-  if (Status status = device_->record(arrived.value(), in_); !status.is_ok()) return status;
+  const bool has_place = slice.pinned_bytes() > 0;
+  open_ways_.push_back({number, has_place, has_place && frees_each_, std::move(slice.out), base, std::move(slice.coded),
+                        std::move(slice.after), staged->deadline_});
+  return {};
+}
+
+core::Status Channel::wait_for_place(std::uint64_t number) {
+  // The slice's way back must be on the out stream by now: a stream does not wait for an event that is not recorded
+  // yet.
+  while (!open_ways_.empty() && open_ways_.front().number <= number)
+    if (Status status = put_next_out(); !status.is_ok()) return status;
+  if (options_.one_stream || number <= free_until_) return {};
+  while (!freed_.empty() && freed_.front().until < number) freed_.pop_front();
+  if (freed_.empty())  // the operation's end is not on the out stream yet
+    if (Status status = record_freed(); !status.is_ok()) return status;
+  if (Status status = device_->wait(in_, *freed_.front().after); !status.is_ok()) return status;
+  free_until_ = freed_.front().until;
+  freed_.pop_front();
+  return {};
+}
+
+core::Status Channel::record_freed() {
+  auto after = DevicePool::share_event(pool_);
+  if (!after.is_ok()) return after.status();
+  if (Status status = device_->record(*after.value(), out_); !status.is_ok()) return status;
+  freed_.push_back({placed_out_, std::move(after).value()});
   return {};
 }
 
 core::Status Channel::put_next_out() {
   const WayBack way = std::move(open_ways_.front());
   open_ways_.pop_front();
-  // A failed slice is done even if the in stream has not reached it. The end must come after both streams.
-  Status met = out_.native != in_.native ? device_->wait(out_, way.arrived) : Status();
-  pool_->give_back(way.arrived);
-  if (!met.is_ok()) return met;
-  device::DeviceEvent over;
-  if (way.has_place) {  // only a place in the ring gets displaced, and only then is its event given back
-    auto taken = pool_->take_event();
-    if (!taken.is_ok()) return taken.status();
-    over = taken.value();
-    over_.emplace(way.number, over);
+  // A failed slice is done even if the in stream has not reached it. The end must come after both streams. One event
+  // stands for all ways in that are on the in stream now: the copies in are as fast as the copies out, and faster than
+  // the network, so the first copy out loses nothing by waiting for the last copy in.
+  if (!options_.one_stream && way.number > arrived_) {
+    auto arrived = pool_->take_event();
+    if (!arrived.is_ok()) return arrived.status();
+    Status status = device_->record(arrived.value(), in_);
+    if (status.is_ok()) status = device_->wait(out_, arrived.value());
+    pool_->give_back(arrived.value());
+    if (!status.is_ok()) return status;
+    arrived_ = open_ways_.empty() ? way.number : open_ways_.back().number;
   }
   if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
   for (const Copy& copy : way.copies)
     if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())
       return status;
-  if (way.has_place)
-    if (Status status = device_->record(over, out_); !status.is_ok()) return status;
+  if (way.has_place) placed_out_ = way.number;
+  if (way.frees)
+    if (Status status = record_freed(); !status.is_ok()) return status;
   for (const Slice::Coded& coded : way.coded)
     if (Status status = device_->decode_int8(out_, coded.elements, coded.codes, coded.count); !status.is_ok())
       return status;
@@ -460,7 +474,9 @@ core::Status Channel::end(Staged& staged) {
   while (!open_ways_.empty() && open_ways_.front().number <= staged.last_number_)
     if (Status status = put_next_out(); !status.is_ok()) return status;
   if (auto finish = std::exchange(staged.finish_, nullptr)) finish();
-  if (Status status = device_->record(staged.end_, out_); !status.is_ok()) return status;
+  if (Status status = device_->record(*staged.end_, out_); !status.is_ok()) return status;
+  if (!options_.one_stream && placed_out_ > (freed_.empty() ? free_until_ : freed_.back().until))
+    freed_.push_back({placed_out_, staged.end_});
   staged.end_number_ = ++ends_;
   if (Status status = device_->write_flag(out_, ended_, word_of(staged.end_number_)); !status.is_ok()) return status;
   const std::lock_guard progress(progress_mutex_);

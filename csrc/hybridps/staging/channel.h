@@ -4,6 +4,8 @@
 //          steps on the streams:
 //            in   after the caller's stream: device to staging, write flag "ready"
 //            out  wait for flag "done", staging to device
+//          Before its first step of an operation, the out stream waits for the in stream, which has all steps of the
+//          operation then. So out and the operation's end come after in, even where a failed slice is done early.
 //          Each slice of a collective also takes its place in the group (Group::reserve). The Stager's thread sees
 //          "ready" and submits the slice to the engine. The engine's completion sets "done". "ready" and "done" count
 //          the channel's slices. A third flag, "ended", counts the channel's operations: the out stream writes "ended"
@@ -15,7 +17,9 @@
 //          single library step, without staging. The engine then also gets a witness of the operation, to compare what
 //          the ranks called.
 //          Data for other nodes may go out from device memory instead (staging/direct.h). The host does not wait before
-//          staging is used again: the in stream waits for the event that ended the last use.
+//          staging is used again: the in stream waits for the end of the operation that used it last. An operation
+//          that takes more than half of the ring has an event for each slice instead. Where the ring is full, steps out
+//          come before later steps in.
 //          One channel carries operations in their order. Operations that may overtake each other (messages to and from
 //          different peers) have separate channels.
 // Owner    the caller holds Channels and Staged; the Stager keeps a channel for as long as something is under way on
@@ -34,7 +38,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -127,10 +130,10 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   struct WayBack {  // the way of one slice back to the device
     std::uint64_t number = 0;
     bool has_place = false;  // the slice has a place in the ring
+    bool frees = false;      // its place is free before the operation's end
     std::vector<Copy> copies;
     std::byte* base = nullptr;
     std::vector<Slice::Coded> coded;
-    device::DeviceEvent arrived;  // the way in is done
     LocalStep after;
     core::Deadline deadline;
   };
@@ -144,6 +147,10 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
     worker::Operation operation;
     std::shared_ptr<Staged> staged;
     SliceResults results;
+  };
+  struct Freed {  // the places of the slices up to `until` are free after the event
+    std::uint64_t until = 0;
+    DevicePool::SharedEvent after;
   };
   struct Retired {
     device::HostMemory memory;
@@ -163,6 +170,9 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group);
   /// Puts out the first of open_ways_ and removes it from there, even on an error.
   core::Status put_next_out();
+  /// The in stream waits until the places of the slices up to `number` are free.
+  core::Status wait_for_place(std::uint64_t number);
+  core::Status record_freed();
   core::Status move(const Slice& slice, device::DeviceStream stream);
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
@@ -210,18 +220,22 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   core::Status broken_;
   device::HostMemory memory_;
   Ring ring_;
-  std::uint64_t numbers_ = 0;                                // slices so far; the first is 1
-  std::uint64_t ends_ = 0;                                   // operations whose end is on the out stream
-  std::map<std::uint64_t, device::DeviceEvent> over_;        // slice -> event: the slice's place in the ring is free
-  std::optional<schedule::Topology> topology_;               // of the group, set once the group is open
-  std::optional<bool> can_encode_;                           // set once the device was asked
-  bool no_direct_ = false;                                   // an attempt to make direct_ failed
+  std::uint64_t numbers_ = 0;                   // slices so far; the first is 1
+  std::uint64_t ends_ = 0;                      // operations whose end is on the out stream
+  std::uint64_t arrived_ = 0;                   // the out stream comes after the ways in of the slices up to this one
+  std::uint64_t placed_out_ = 0;                // the last slice with a place whose way back is on the out stream
+  std::uint64_t free_until_ = 0;                // the in stream comes after the places of the slices up to this one
+  std::deque<Freed> freed_;                     // of later slices
+  std::optional<schedule::Topology> topology_;  // of the group, set once the group is open
+  std::optional<bool> can_encode_;              // set once the device was asked
+  bool no_direct_ = false;                      // an attempt to make direct_ failed
   std::vector<std::shared_ptr<DirectRing>> smaller_direct_;  // kept, because streams may use these rings
   std::deque<WayBack> open_ways_;                            // ways back that are not on the out stream yet
   bool warned_ = false;
   std::uint64_t pinned_bytes_max_ = ~std::uint64_t{0};  // more could not be pinned
   bool agreed_ = false;                                 // the ranks have agreed, or tried to agree, about Local
   std::uint64_t ways_open_ = 0;  // how many ways in of the current operation may be ahead of the ways out
+  bool frees_each_ = false;      // each slice of the current operation frees its place
 
   // Held only briefly, because the engine's loop takes this mutex. Lock order: mutex_ first.
   mutable std::mutex progress_mutex_;

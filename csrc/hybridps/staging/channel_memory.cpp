@@ -80,8 +80,8 @@ core::Status Channel::make_room(std::uint64_t slice_bytes, std::uint64_t operati
     const std::lock_guard progress(progress_mutex_);
     retired_.push_back({memory_, ends_ + 1});
   }
-  for (const auto& [number, event] : over_) pool_->give_back(event);
-  over_.clear();
+  freed_.clear();
+  free_until_ = placed_out_;
   memory_ = larger.value();
   ring_ = Ring(bytes);
   return {};

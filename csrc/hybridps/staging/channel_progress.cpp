@@ -86,7 +86,7 @@ void Channel::look() {
     if (!staged_.empty()) oldest = staged_.front();
   }
   // Only the error matters, not whether the event is done: a failed device says so in every call.
-  const Status device = oldest ? device_->is_done(oldest->end_).status() : Status();
+  const Status device = oldest ? device_->is_done(*oldest->end_).status() : Status();
   const Status found = local ? local->poll() : Status();
   const std::lock_guard lock(progress_mutex_);
   if (device_failed_.is_ok()) device_failed_ = device;

@@ -49,9 +49,11 @@ inline Runs runs(const std::vector<worker::Piece>& pieces, std::uint64_t from, s
   return result;
 }
 
-/// Where slice `i` of `count` begins in `bytes`.
+/// Where slice `i` of `count` begins in `bytes`. The first and the last slice are half as large as the others
+/// (slice_count()).
 inline std::uint64_t cut_at(std::uint64_t bytes, std::uint64_t i, std::uint64_t count) {
-  return i == count ? bytes : bytes / count * i / kCutAlignment * kCutAlignment;
+  if (i == 0 || i == count) return i == 0 ? 0 : bytes;
+  return bytes / (2 * count - 2) * (2 * i - 1) / kCutAlignment * kCutAlignment;
 }
 
 }  // namespace hybridps::staging

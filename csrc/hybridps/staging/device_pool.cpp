@@ -41,6 +41,15 @@ core::Result<device::DeviceEvent> DevicePool::take_event() {
   return device_->make_event();
 }
 
+core::Result<DevicePool::SharedEvent> DevicePool::share_event(const std::shared_ptr<DevicePool>& pool) {
+  const auto taken = pool->take_event();
+  if (!taken.is_ok()) return taken.status();
+  return SharedEvent(new device::DeviceEvent(taken.value()), [pool](const device::DeviceEvent* event) {
+    pool->give_back(*event);
+    delete event;
+  });
+}
+
 core::Status DevicePool::check_flags(device::DeviceStream stream, device::Flag flag) {
   if (has_flags_.load()) return {};
   const core::Status status = device_->check_flags(stream, flag);

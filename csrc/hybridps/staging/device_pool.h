@@ -41,6 +41,9 @@ class DevicePool : core::Pinned {
   /// Whether streams can write and wait for words of host memory. Asked once. `stream` and `flag` are the caller's.
   core::Status check_flags(device::DeviceStream stream, device::Flag flag);
   core::Result<device::DeviceEvent> take_event();
+  using SharedEvent = std::shared_ptr<const device::DeviceEvent>;
+  /// An event that goes back to the pool when its last owner lets go.
+  static core::Result<SharedEvent> share_event(const std::shared_ptr<DevicePool>& pool);
   core::Result<device::DeviceStream> take_stream();
   /// Pinned memory of `bytes` or more, with its old contents.
   core::Result<device::HostMemory> take_host(std::uint64_t bytes);

@@ -159,7 +159,7 @@ DirectRing::Place DirectRing::take(std::uint64_t bytes, std::uint64_t number) {
   const Ring::Place taken = ring_.take(bytes, number);
   Place place;
   place.data = memory_->run.data + taken.offset;
-  for (const std::uint64_t earlier : taken.displaced) place.displaced = std::max(place.displaced, earlier);
+  place.displaced = taken.displaced;
   {
     const core::MutexLock lock(mutex_);
     held_.insert(number);

@@ -95,13 +95,6 @@ std::uint64_t total_of(const Operation& o) {
   }
 }
 
-std::uint64_t slice_count(const Operation& o, const Topology& topology, const SliceLimits& limits) {
-  const std::uint64_t slice_bytes =
-      std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(topology.size()));
-  return std::clamp((total_of(o) + slice_bytes - 1) / slice_bytes, std::uint64_t{1},
-                    std::max(limits.slices_max, std::uint64_t{1}));
-}
-
 /// This rank's place in its node.
 struct NodeRank {
   explicit NodeRank(const Topology& t)
@@ -486,7 +479,7 @@ bool has_rails(schedule::Kind kind) noexcept {
 std::uint64_t scratch_bytes(const Operation& o, const Topology& topology, const SliceLimits& limits) {
   const NodeRank place(topology);
   if (!needs_scratch(o, place)) return 0;
-  const std::uint64_t count = slice_count(o, topology, limits);
+  const std::uint64_t count = slice_count(total_of(o), topology.size(), limits);
   std::uint64_t bytes = 0;
   for (std::uint64_t i = 0; i < count; ++i) bytes += scratch_of(o, place, i, count);
   return bytes;
@@ -505,7 +498,7 @@ std::vector<Slice> cut_for_rails(const Operation& o, const Topology& topology, c
     return slices;
   }
   const std::uint64_t total = total_of(o);
-  const std::uint64_t count = slice_count(o, topology, limits);
+  const std::uint64_t count = slice_count(total, topology.size(), limits);
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t from = cut_at(total, i, count);
     const std::uint64_t to = cut_at(total, i + 1, count);

@@ -1,7 +1,7 @@
 // hybridps/staging/ring.h: places in one run of staging memory, handed out in turn and reused in the same order.
 //
-// Model    take() never fails and never waits. take() says which earlier places the new place covers, and the caller
-//          makes its stream wait until those uses are over. Nothing is given back.
+// Model    take() never fails and never waits. take() says which turn is the last whose place the new place covers.
+//          The caller makes its stream wait until this turn and all before it are over. Nothing is given back.
 // Threads  one caller at a time.
 #pragma once
 
@@ -9,7 +9,6 @@
 #include <cassert>
 #include <cstdint>
 #include <deque>
-#include <vector>
 
 namespace hybridps::staging {
 
@@ -19,13 +18,13 @@ class Ring {
 
   struct Place {
     std::uint64_t offset = 0;
-    std::vector<std::uint64_t> displaced;  // turns of the earlier places that this place covers, oldest first
+    std::uint64_t displaced = 0;  // the last turn whose place this place covers; 0: none
   };
 
   explicit Ring(std::uint64_t bytes = 0) : bytes_(bytes) {}
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// A place of `bytes` (at most bytes()) for `turn`. `turn` rises from call to call.
+  /// A place of `bytes` (at most bytes()) for `turn`, which is above 0 and rises from call to call.
   Place take(std::uint64_t bytes, std::uint64_t turn) {
     assert(bytes <= bytes_);
     Place place;
@@ -34,7 +33,7 @@ class Ring {
     place.offset = next_;
     const std::uint64_t end = next_ + bytes;
     for (const Use& use : uses_)
-      if (use.begin < end && place.offset < use.end) place.displaced.push_back(use.turn);
+      if (use.begin < end && place.offset < use.end) place.displaced = std::max(place.displaced, use.turn);
     std::erase_if(uses_, [&](const Use& use) { return use.begin < end && place.offset < use.end; });
     uses_.push_back({place.offset, end, turn});
     next_ = (end + kAlignment - 1) / kAlignment * kAlignment;

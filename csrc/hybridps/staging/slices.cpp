@@ -145,6 +145,13 @@ void Slice::bind(std::byte* base, std::byte* device) {
   }
 }
 
+std::uint64_t slice_count(std::uint64_t total, int ranks, const SliceLimits& limits) {
+  const std::uint64_t slice_bytes = std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(ranks));
+  if (total <= slice_bytes) return 1;
+  const std::uint64_t shares = (total + slice_bytes - 1) / slice_bytes;  // 2 n - 2 of them are n slices
+  return std::min((shares + 1) / 2 + 1, std::max(limits.slices_max, std::uint64_t{1}));
+}
+
 std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const SliceLimits& limits) {
   const auto me = static_cast<std::size_t>(rank);
   const bool root = rank == o.root;
@@ -157,9 +164,7 @@ std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const Sli
     case Kind::kReduceScatter: total = sum(o.input_bytes); break;
     default: break;
   }
-  const std::uint64_t slice_bytes = std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(size));
-  const std::uint64_t count = std::clamp((total + slice_bytes - 1) / slice_bytes, std::uint64_t{1},
-                                         std::max(limits.slices_max, std::uint64_t{1}));
+  const std::uint64_t count = slice_count(total, size, limits);
   std::vector<Slice> slices;
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t from = cut_at(total, i, count);

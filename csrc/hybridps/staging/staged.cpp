@@ -11,10 +11,7 @@ using core::Status;
 Staged::Staged(std::shared_ptr<Channel> channel, std::shared_ptr<DevicePool> pool) noexcept
     : channel_(channel), pool_(std::move(pool)) {}
 
-Staged::~Staged() {
-  pool_->give_back(start_);
-  pool_->give_back(end_);
-}
+Staged::~Staged() { pool_->give_back(start_); }
 
 core::Status Staged::complete_enqueue() {
   const auto channel = channel_.lock();
@@ -26,7 +23,7 @@ core::Status Staged::wait_on(device::DeviceStream stream) {
   const auto channel = channel_.lock();
   if (!channel) return {};  // a channel outlives the work on it, so the operation is over
   if (Status status = channel->complete_enqueue(*this); !status.is_ok()) return status;
-  return channel->device_->wait(stream, end_);
+  return channel->device_->wait(stream, *end_);
 }
 
 bool Staged::is_over() const {

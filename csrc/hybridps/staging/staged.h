@@ -59,7 +59,7 @@ class Staged : public std::enable_shared_from_this<Staged>, core::Pinned {
   const std::weak_ptr<Channel> channel_;
   const std::shared_ptr<DevicePool> pool_;
   device::DeviceEvent start_;
-  device::DeviceEvent end_;
+  DevicePool::SharedEvent end_;
   core::Deadline deadline_;
   core::Duration timeout_{};
   std::string what_;

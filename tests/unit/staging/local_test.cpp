@@ -684,7 +684,7 @@ TEST_CASE("staging/local: a library's memory stays until all that it has put on 
           while (!go.load()) std::this_thread::sleep_for(100us);
         });
         // What cannot be put as a whole leaves work on the streams that nobody waits for.
-        rank.gpu->fail_records_after(3);
+        rank.gpu->fail_records_after(2);
         parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 20000, 1));
         CHECK_FALSE(rank.enqueue(parts.back().operation));
         rank.channel.reset();

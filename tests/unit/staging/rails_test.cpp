@@ -188,7 +188,9 @@ class Play {
     const std::uint64_t bytes = total(c_.parts.empty() ? c_.pieces : c_.parts);
     const std::uint64_t most = std::max<std::uint64_t>(c_.limits.slices_max, 1);
     std::uint64_t count = 1;
-    while (count < most && count * std::max<std::uint64_t>(c_.limits.slice_bytes, 256U * index(size())) < bytes)
+    while (count < most && std::max<std::uint64_t>(2 * count - 2, 1) *
+                                   std::max<std::uint64_t>(c_.limits.slice_bytes, 256U * index(size())) <
+                               bytes)
       ++count;
     return count;
   }

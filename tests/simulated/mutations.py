@@ -68,8 +68,18 @@ SOURCES = {
     ),
     "a place of the ring is taken whose end is not on a stream yet": (
         "staging/channel.cpp",
-        "    while (!open_ways_.empty() && open_ways_.front().number <= earlier)\n",
-        "    while (!MUTATED && !open_ways_.empty() && open_ways_.front().number <= earlier)\n",
+        "  while (!open_ways_.empty() && open_ways_.front().number <= number)\n",
+        "  while (!MUTATED && !open_ways_.empty() && open_ways_.front().number <= number)\n",
+    ),
+    "two places of the ring are taken before the stream has waited for them": (
+        "staging/channel.cpp",
+        "  free_until_ = freed_.front().until;\n",
+        "  free_until_ = freed_.front().until + (MUTATED ? 2 : 0);\n",
+    ),
+    "a way out comes after one way in too few": (
+        "staging/channel.cpp",
+        "  if (!options_.one_stream && way.number > arrived_) {\n",
+        "  if (!options_.one_stream && way.number > arrived_ + (MUTATED ? 1 : 0)) {\n",
     ),
     "a slice is done before the engine had it": (
         "staging/channel.cpp",

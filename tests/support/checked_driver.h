@@ -6,13 +6,16 @@
 //            captures  a query or allocation on a thread that is not relaxed spoils a capture that is under way
 //            kernels   the first launch of a function waits for the device, since CUDA loads it then
 //            errors    sticky: after break_down() every call fails
-//            memory operations that are not supported, and a driver that is gone (a process that exits), by option
+//            batches   no order among the copies, and the list as CUDA asks for it
+//            memory operations that are not supported, a driver that is gone (a process that exits), and one before
+//            CUDA 12.8, by option
 //          What CUDA would bear but hybridps must not do is in violations(). counted() counts the calls of a thread.
 // Threads  any. One CheckedDriver at a time.
 // Source   CUDA driver API 13.0: "API synchronization behavior", "Stream management",
 // cuThreadExchangeStreamCaptureMode.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -82,6 +85,10 @@ class CheckedDriver {
   int contexts_retained() const { return contexts_retained_.load(); }
   /// From now on streams cannot write or wait for words.
   void refuse_memory_operations() { memory_operations_ = false; }
+#if CUDA_VERSION >= 12080
+  /// From now on the driver has, or has no, batches of copies. While no device is in use.
+  void set_batches(bool has) { driver_.copy_batch = has ? copy_batch : nullptr; }
+#endif
   /// The process exits: the driver answers nothing any more.
   void leave() { gone_ = true; }
   /// A graph is recorded on this thread, in CUDA's default mode.
@@ -152,6 +159,14 @@ class CheckedDriver {
       return of(put(fake, {stream}, {reinterpret_cast<std::atomic<std::uint32_t>*>(address), address}));
     });
   }
+#if CUDA_VERSION >= 12080
+  static CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t many,
+                             CUmemcpyAttributes* attributes, std::size_t* first_of, std::size_t attributes_many,
+                             std::size_t* failed, CUstream stream);
+  static std::string wrong_in_batch(const CUdeviceptr* to, const CUdeviceptr* from, const std::size_t* sizes,
+                                    std::size_t many, const CUmemcpyAttributes* attributes, const std::size_t* first_of,
+                                    std::size_t attributes_many, CUstream stream);
+#endif
   device::Driver table();
   void add_streams(device::Driver& d);
   void add_memory(device::Driver& d);
@@ -176,7 +191,7 @@ class CheckedDriver {
   std::atomic<bool> gone_{false};
   std::atomic<int> calls_{0};
   std::atomic<int> contexts_retained_{0};
-  const device::Driver driver_;
+  device::Driver driver_;
   const device::Nvrtc nvrtc_;
 };
 
@@ -323,6 +338,9 @@ inline void CheckedDriver::add_memory(device::Driver& d) {
       return of(f.copy_within({stream}, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
     });
   };
+#if CUDA_VERSION >= 12080
+  d.copy_batch = copy_batch;
+#endif
   d.host_allocate = [](void** data, std::size_t bytes, unsigned flags) {
     count("allocate");
     if (flags != (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)) self->violated("memory that is not mapped");
@@ -364,6 +382,61 @@ inline void CheckedDriver::add_memory(device::Driver& d) {
   };
   d.pointer_set_attribute = [](const void*, CUpointer_attribute, CUdeviceptr) { return CUDA_SUCCESS; };
 }
+
+#if CUDA_VERSION >= 12080
+/// Empty: nothing.
+inline std::string CheckedDriver::wrong_in_batch(const CUdeviceptr* to, const CUdeviceptr* from,
+                                                 const std::size_t* sizes, std::size_t many,
+                                                 const CUmemcpyAttributes* attributes, const std::size_t* first_of,
+                                                 std::size_t attributes_many, CUstream stream) {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) return "a batch of copies on the legacy default stream";
+  if (many == 0) return "a batch without copies";
+  if (attributes_many == 0 || attributes_many > many || first_of[0] != 0)
+    return "a batch whose copies have no attributes";
+  for (std::size_t i = 0; i < attributes_many; ++i) {
+    if (first_of[i] >= many || (i > 0 && first_of[i] <= first_of[i - 1])) return "attributes of a batch without order";
+    if (attributes[i].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+      return "a batch that reads before its stream gets there";
+    if (attributes[i].flags != 0) return "flags of a batch";
+  }
+  std::vector<std::pair<CUdeviceptr, CUdeviceptr>> written;
+  for (std::size_t i = 0; i < many; ++i) {
+    if (sizes[i] == 0) return "an empty copy in a batch";
+    written.emplace_back(to[i], to[i] + sizes[i]);
+  }
+  std::sort(written.begin(), written.end());
+  for (std::size_t i = 1; i < many; ++i)
+    if (written[i].first < written[i - 1].second) return "a batch that writes a byte twice";
+  for (std::size_t i = 0; i < many; ++i) {
+    const auto after = std::lower_bound(written.begin(), written.end(), std::pair{from[i] + sizes[i], CUdeviceptr{0}});
+    if (after != written.begin() && std::prev(after)->second > from[i]) return "a batch that reads what it writes";
+  }
+  return {};
+}
+
+inline CUresult CheckedDriver::copy_batch(CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t many,
+                                          CUmemcpyAttributes* attributes, std::size_t* first_of,
+                                          std::size_t attributes_many, std::size_t* failed, CUstream stream) {
+  count("batch of copies");
+  return call([&](Fake& fake) {
+    *failed = ~std::size_t{0};
+    if (const std::string wrong = wrong_in_batch(to, from, sizes, many, attributes, first_of, attributes_many, stream);
+        !wrong.empty()) {
+      self->violated(wrong);
+      return error(CUDA_ERROR_INVALID_VALUE, "invalid argument");
+    }
+    core::Status status;
+    for (std::size_t i = many; i-- > 0 && status.is_ok();) {  // CUDA promises no order
+      auto* const there = reinterpret_cast<void*>(to[i]);
+      const auto* const here = reinterpret_cast<const void*>(from[i]);
+      status = fake.is_pinned(there)  ? fake.copy_to_host({stream}, there, here, sizes[i])
+               : fake.is_pinned(here) ? fake.copy_to_device({stream}, there, here, sizes[i])
+                                      : fake.copy_within({stream}, there, here, sizes[i]);
+    }
+    return of(status);
+  });
+}
+#endif
 
 inline void CheckedDriver::add_kernels(device::Driver& d) {
   d.module_load = [](CUmodule* module, const void*) {

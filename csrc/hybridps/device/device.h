@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "hybridps/core/check.h"
@@ -37,6 +38,15 @@ struct DeviceEvent {
 struct Flag {
   std::atomic<std::uint32_t>* word = nullptr;
   std::uint64_t device_address = 0;
+};
+
+enum class CopyWay : std::uint8_t { kToHost, kToDevice, kWithin };
+
+/// One of several copies. `to` and `from` do not overlap.
+struct CopyRun {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::uint64_t bytes = 0;
 };
 
 /// A run of host memory.
@@ -104,6 +114,20 @@ class Device : core::Pinned {
   virtual core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) = 0;
   /// Copies between two places of the device's own memory that do not overlap.
   virtual core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) = 0;
+
+  /// All `copies`, in any order among each other: none writes what another reads or writes.
+  virtual core::Status copy_all(DeviceStream stream, CopyWay way, std::span<const CopyRun> copies) {
+    core::Status status;
+    for (const CopyRun& copy : copies) {
+      switch (way) {
+        case CopyWay::kToHost: status = copy_to_host(stream, copy.to, copy.from, copy.bytes); break;
+        case CopyWay::kToDevice: status = copy_to_device(stream, copy.to, copy.from, copy.bytes); break;
+        case CopyWay::kWithin: status = copy_within(stream, copy.to, copy.from, copy.bytes); break;
+      }
+      if (!status.is_ok()) break;
+    }
+    return status;
+  }
 
   /// Prepares encode_int8() and decode_int8(). May wait for the device, and take a second the first time. Error
   /// kUnsupported says why this device cannot; do not call encode_int8() or decode_int8() then.

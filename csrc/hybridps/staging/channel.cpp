@@ -19,6 +19,7 @@ namespace {
 
 using core::Code;
 using core::Status;
+using device::CopyWay;
 
 constexpr std::uint64_t kFlagBytes = 4096;
 constexpr std::uint64_t kReadyAt = 0;
@@ -351,14 +352,8 @@ core::Status Channel::put(const std::shared_ptr<Staged>& staged, StagingRequest&
 /// On one node: nothing is staged, and no flag is used.
 core::Status Channel::put_within(const std::shared_ptr<Staged>& staged, const Slice& slice) {
   if (Status status = device_->wait(out_, staged->start_); !status.is_ok()) return status;
-  if (Status status = move(slice, out_); !status.is_ok()) return status;
+  if (Status status = device_->copy_all(out_, CopyWay::kWithin, slice.moves); !status.is_ok()) return status;
   return local_->run(slice.after, intranode::Leg::kOut, out_, patience_until(staged->deadline_));
-}
-
-core::Status Channel::move(const Slice& slice, device::DeviceStream stream) {
-  for (const Move& move : slice.moves)
-    if (Status status = device_->copy_within(stream, move.to, move.from, move.bytes); !status.is_ok()) return status;
-  return {};
 }
 
 core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice, engine::Group& group) {
@@ -385,11 +380,12 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     if (Status status = device_->encode_int8(in_, coded.codes, coded.elements, coded.count, slice.factor);
         !status.is_ok())
       return status;
-  for (const Copy& copy : slice.in) {
-    Status status = slice.is_direct() ? device_->copy_within(in_, direct.data + copy.offset, copy.device, copy.bytes)
-                                      : device_->copy_to_host(in_, base + copy.offset, copy.device, copy.bytes);
-    if (!status.is_ok()) return status;
-  }
+  std::byte* const to = slice.is_direct() ? direct.data : base;
+  std::vector<device::CopyRun> copies;
+  for (const Copy& copy : slice.in) copies.push_back({to + copy.offset, copy.device, copy.bytes});
+  if (Status status = device_->copy_all(in_, slice.is_direct() ? CopyWay::kWithin : CopyWay::kToHost, copies);
+      !status.is_ok())
+    return status;
   const bool collective = slice.operation.kind != schedule::Kind::kPointToPoint;
   WaitingSlice waiting{number, collective ? group.reserve() : 0, {}, staged, {}};
   for (const Copy& copy : slice.out) waiting.results.pieces.push_back({base + copy.offset, copy.bytes});
@@ -406,7 +402,7 @@ core::Status Channel::put_in(const std::shared_ptr<Staged>& staged, Slice slice,
     slices_done_.push_back(false);
   }
   if (Status status = device_->write_flag(in_, ready_, word_of(number)); !status.is_ok()) return status;
-  if (Status status = move(slice, in_); !status.is_ok()) return status;
+  if (Status status = device_->copy_all(in_, CopyWay::kWithin, slice.moves); !status.is_ok()) return status;
   if (slice.beside.kind != LocalStep::StepKind::kNone)
     if (Status status = local_->run(slice.beside, intranode::Leg::kIn, in_, patience_until(staged->deadline_));
         !status.is_ok())
@@ -456,9 +452,9 @@ core::Status Channel::put_next_out() {
     arrived_ = open_ways_.empty() ? way.number : open_ways_.back().number;
   }
   if (Status status = device_->wait_flag(out_, done_, word_of(way.number)); !status.is_ok()) return status;
-  for (const Copy& copy : way.copies)
-    if (Status status = device_->copy_to_device(out_, copy.device, way.base + copy.offset, copy.bytes); !status.is_ok())
-      return status;
+  std::vector<device::CopyRun> copies;
+  for (const Copy& copy : way.copies) copies.push_back({copy.device, way.base + copy.offset, copy.bytes});
+  if (Status status = device_->copy_all(out_, CopyWay::kToDevice, copies); !status.is_ok()) return status;
   if (way.has_place) placed_out_ = way.number;
   if (way.frees)
     if (Status status = record_freed(); !status.is_ok()) return status;

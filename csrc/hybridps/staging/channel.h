@@ -173,7 +173,6 @@ class Channel : public std::enable_shared_from_this<Channel>, core::Pinned {
   /// The in stream waits until the places of the slices up to `number` are free.
   core::Status wait_for_place(std::uint64_t number);
   core::Status record_freed();
-  core::Status move(const Slice& slice, device::DeviceStream stream);
   core::Status end(Staged& staged);  // mutex_ held
   core::Status complete_enqueue(Staged& staged);
   std::uint64_t ring_bytes(std::uint64_t slice_bytes, std::uint64_t operation_bytes, std::uint64_t have) const;

@@ -119,7 +119,7 @@ Slice cut_pairs(const Operation& o, const Topology& topology) {
   std::uint64_t done_to = 0;
   for (std::size_t f = 0, t = 0; f < from.size() && t < to.size();) {
     const std::uint64_t bytes = std::min(from[f].bytes - done_from, to[t].bytes - done_to);
-    const Move move{to[t].data + done_to, from[f].data + done_from, bytes};
+    const device::CopyRun move{to[t].data + done_to, from[f].data + done_from, bytes};
     if (move.to != move.from) slice.moves.push_back(move);  // else the part is in place
     if ((done_from += bytes) == from[f].bytes) ++f, done_from = 0;
     if ((done_to += bytes) == to[t].bytes) ++t, done_to = 0;

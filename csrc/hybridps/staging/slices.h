@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "hybridps/device/device.h"
 #include "hybridps/intranode/local_group.h"
 #include "hybridps/worker/operation.h"
 
@@ -32,13 +33,6 @@ std::uint64_t slice_count(std::uint64_t total, int ranks, const SliceLimits& lim
 struct Copy {
   std::byte* device = nullptr;
   std::uint64_t offset = 0;  // in the slice's staging
-  std::uint64_t bytes = 0;
-};
-
-/// From one place of the device to another.
-struct Move {
-  std::byte* to = nullptr;
-  const std::byte* from = nullptr;
   std::uint64_t bytes = 0;
 };
 
@@ -67,7 +61,8 @@ struct Slice {
   LocalStep before = {};            // on the way in, before the copies
   LocalStep after = {};             // on the way out, after the copies
   LocalStep beside = {};            // on the way in, after the copies, while the engine works between nodes
-  std::vector<Move> moves = {};     // before the step `beside`, or before `after` within one node
+  // On the device, before the step `beside`, or before `after` within one node.
+  std::vector<device::CopyRun> moves = {};
   /// Elements that the device encodes before `in` and decodes after `out`. `in` and `out` then copy codes
   /// (staging/coded.h).
   struct Coded {

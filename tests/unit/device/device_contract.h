@@ -211,6 +211,44 @@ TEMPLATE_TEST_CASE("device: a stream copies within the device when it gets there
   CHECK(to.data[1100] == std::byte{0});
 }
 
+TEMPLATE_TEST_CASE("device: a list of copies is made when the stream gets there", "[device][fast]",
+                   HYBRIDPS_DEVICE_BACKENDS) {
+  Fixture<TestType> f;
+  if (!f.device) return;
+  constexpr std::size_t kBytes = 1000;
+  const auto stream = f.stream();
+  const auto end = f.event();
+  const auto from = f.memory(10 * kBytes);
+  const auto to = f.memory(10 * kBytes);
+  std::byte* const there = f.there(20 * kBytes);
+  const auto flag = f.memory(64).flag_at(0);
+  std::vector<device::CopyRun> in;
+  std::vector<device::CopyRun> within;
+  std::vector<device::CopyRun> out;
+  for (std::size_t i = 0; i < 10;
+       ++i) {  // the order of the runs is reversed; each is shorter by one byte than the last
+    const std::size_t at = kBytes * i;
+    const std::size_t other = kBytes * (9 - i);
+    in.push_back({there + at, from.data + at, kBytes - i});
+    within.push_back({there + 10 * kBytes + other, there + at, kBytes - i});
+    out.push_back({to.data + other, there + 10 * kBytes + other, kBytes - i});
+    out.push_back({});  // empty
+  }
+  REQUIRE(f.device->wait_flag(stream, flag, 1).is_ok());
+  REQUIRE(f.device->copy_all(stream, device::CopyWay::kToDevice, in).is_ok());
+  REQUIRE(f.device->copy_all(stream, device::CopyWay::kWithin, within).is_ok());
+  REQUIRE(f.device->copy_all(stream, device::CopyWay::kToHost, out).is_ok());
+  REQUIRE(f.device->copy_all(stream, device::CopyWay::kToHost, {}).is_ok());
+  REQUIRE(f.device->record(end, stream).is_ok());
+  for (std::size_t i = 0; i < 10; ++i) std::memset(from.data + kBytes * i, static_cast<int>(i + 1), kBytes);
+  flag.word->store(1, std::memory_order_release);
+  REQUIRE(f.becomes_done(end));
+  for (std::size_t i = 0; i < 10; ++i) {
+    for (std::size_t j = 0; j < kBytes; ++j)
+      REQUIRE(to.data[kBytes * (9 - i) + j] == static_cast<std::byte>(j < kBytes - i ? i + 1 : 0));
+  }
+}
+
 TEMPLATE_TEST_CASE("device: its own memory takes copies and gives them back", "[device][fast]",
                    HYBRIDPS_DEVICE_BACKENDS) {
   Fixture<TestType> f;

@@ -79,7 +79,7 @@ TEST_CASE("staging/pairs: what stays on a node is not staged and what leaves it 
         for (std::uint64_t i = 0; i < bytes; ++i) ++seen[static_cast<std::size_t>(at - output.data()) + i];
       };
       for (const auto& copy : slice.out) see(copy.device, copy.bytes);
-      for (const auto& move : slice.moves) see(move.to, move.bytes);
+      for (const auto& move : slice.moves) see(static_cast<const std::byte*>(move.to), move.bytes);
       const auto& mine = topology.ranks_of(topology.my_node());
       const staging::LocalStep& step = slice.crosses ? slice.beside : slice.after;
       REQUIRE((step.kind == staging::LocalStep::StepKind::kExchange) == (mine.size() > 1));

@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "hybridps/core/clock.h"
 #include "hybridps/core/mailbox.h"
@@ -173,6 +174,33 @@ core::Status CudaDevice::copy_within(DeviceStream stream, void* to, const void* 
   if (bytes == 0) return {};
   return in_context("cuMemcpyDtoDAsync",
                     [&] { return driver_.copy_within(address_of(to), address_of(from), bytes, stream_of(stream)); });
+}
+
+core::Status CudaDevice::copy_all(DeviceStream stream, CopyWay way, std::span<const CopyRun> copies) {
+#if CUDA_VERSION >= 12080
+  std::vector<CUdeviceptr> to;
+  std::vector<CUdeviceptr> from;
+  std::vector<std::size_t> sizes;
+  if (driver_.copy_batch != nullptr && copies.size() > 1 && stream.native != nullptr) {  // not for the default stream
+    for (const CopyRun& copy : copies) {
+      if (copy.bytes == 0) continue;
+      to.push_back(address_of(copy.to));
+      from.push_back(address_of(copy.from));
+      sizes.push_back(copy.bytes);
+    }
+  }
+  if (sizes.size() > 1) {
+    CUmemcpyAttributes in_order{};
+    in_order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    std::size_t first = 0;
+    std::size_t failed = 0;
+    return in_context("cuMemcpyBatchAsync", [&] {
+      return driver_.copy_batch(to.data(), from.data(), sizes.data(), sizes.size(), &in_order, &first, 1, &failed,
+                                stream_of(stream));
+    });
+  }
+#endif
+  return Device::copy_all(stream, way, copies);
 }
 
 core::Status CudaDevice::prepare_int8() {

@@ -45,6 +45,8 @@ class CudaDevice final : public Device {
   core::Status copy_to_host(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_to_device(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
   core::Status copy_within(DeviceStream stream, void* to, const void* from, std::uint64_t bytes) override;
+  /// One call for all, if the driver has it (CUDA 12.8).
+  core::Status copy_all(DeviceStream stream, CopyWay way, std::span<const CopyRun> copies) override;
   /// Compiles the kernels with NVRTC, once.
   core::Status prepare_int8() override;
   core::Status encode_int8(DeviceStream stream, std::byte* to, const float* from, std::uint64_t elements,

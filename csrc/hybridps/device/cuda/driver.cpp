@@ -44,6 +44,9 @@ core::Result<Driver> open_driver() {
   library.find(driver.copy_to_host, "cuMemcpyDtoHAsync_v2");
   library.find(driver.copy_to_device, "cuMemcpyHtoDAsync_v2");
   library.find(driver.copy_within, "cuMemcpyDtoDAsync_v2");
+#if CUDA_VERSION >= 12080
+  library.find_optional(driver.copy_batch, "cuMemcpyBatchAsync");  // drivers for CUDA 13 have it as it was in 12.8, too
+#endif
   library.find(driver.host_allocate, "cuMemHostAlloc");
   library.find(driver.host_device_pointer, "cuMemHostGetDevicePointer_v2");
   library.find(driver.host_free, "cuMemFreeHost");

@@ -42,6 +42,9 @@ struct Driver {
   PFN_cuMemcpyDtoHAsync_v3020 copy_to_host = nullptr;
   PFN_cuMemcpyHtoDAsync_v3020 copy_to_device = nullptr;
   PFN_cuMemcpyDtoDAsync_v3020 copy_within = nullptr;
+#if CUDA_VERSION >= 12080
+  PFN_cuMemcpyBatchAsync_v12080 copy_batch = nullptr;  // null: the driver is older
+#endif
   PFN_cuMemHostAlloc_v2020 host_allocate = nullptr;
   PFN_cuMemHostGetDevicePointer_v3020 host_device_pointer = nullptr;
   PFN_cuMemFreeHost_v2000 host_free = nullptr;

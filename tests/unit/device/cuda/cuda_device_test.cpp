@@ -33,6 +33,7 @@ struct Notes {
   std::uint32_t wait_flags = 99;
   std::uint32_t write_flags = 99;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::vector<std::array<std::uint64_t, 3>> batch;  // to, from, bytes
   std::vector<std::byte> host = std::vector<std::byte>(4096, std::byte{1});
 };
 Notes* notes = nullptr;
@@ -95,6 +96,15 @@ Driver scripted() {
   d.copy_to_host = [](void*, CUdeviceptr, std::size_t, CUstream) { return note("copy_to_host"); };
   d.copy_to_device = [](CUdeviceptr, const void*, std::size_t, CUstream) { return note("copy_to_device"); };
   d.copy_within = [](CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return note("copy_within"); };
+#if CUDA_VERSION >= 12080
+  d.copy_batch = [](CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t many, CUmemcpyAttributes* how,
+                    std::size_t* first, std::size_t hows, std::size_t*, CUstream stream) {
+    const bool right = hows == 1 && first[0] == 0 && how->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    if (!right || stream == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < many; ++i) notes->batch.push_back({to[i], from[i], sizes[i]});
+    return note("copy_batch");
+  };
+#endif
   d.host_allocate = [](void** data, std::size_t, unsigned flags) {
     *data = notes->host.data();
     const bool relaxed = notes->mode == CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -196,6 +206,45 @@ TEST_CASE("device/cuda: what the driver refuses comes back with the call and CUD
   CHECK(book.calls.back() == "device_allocate");
   CHECK(book.contexts == 0);
 }
+
+#if CUDA_VERSION >= 12080
+TEST_CASE("device/cuda: a list of copies is one call, where there are several and the driver has it",
+          "[device][fast]") {
+  using Batch = std::vector<std::array<std::uint64_t, 3>>;
+  const auto at = [](std::uintptr_t address) { return reinterpret_cast<void*>(address); };
+  const device::CopyRun copies[] = {{at(0x100), at(0x200), 8}, {at(0x110), at(0x210), 0}, {at(0x120), at(0x220), 4}};
+  const std::span all(copies);
+  const device::DeviceStream stream{at(0x20)};
+  const device::DeviceStream default_stream;
+  using device::CopyWay;
+  for (const bool has : {true, false}) {
+    Notes book;
+    notes = &book;
+    Driver driver = scripted();
+    if (!has) driver.copy_batch = nullptr;
+    const auto opened = CudaDevice::open(driver, 0);
+    REQUIRE(opened.is_ok());
+    CudaDevice& cuda = *opened.value();
+    using Calls = std::vector<std::string>;
+    CHECK(cuda.copy_all(stream, CopyWay::kToHost, all).is_ok());
+    CHECK(book.calls == (has ? Calls{"copy_batch"} : Calls{"copy_to_host", "copy_to_host"}));
+    CHECK(book.batch == (has ? Batch{{0x100, 0x200, 8}, {0x120, 0x220, 4}} : Batch{}));
+    book.calls.clear();
+    CHECK(cuda.copy_all(stream, CopyWay::kWithin, all.first(2)).is_ok());  // one of them is empty
+    CHECK(cuda.copy_all(stream, CopyWay::kToDevice, all.first(1)).is_ok());
+    CHECK(cuda.copy_all(default_stream, CopyWay::kToDevice, all).is_ok());
+    CHECK(cuda.copy_all(stream, CopyWay::kToHost, {}).is_ok());
+    CHECK(book.calls == Calls{"copy_within", "copy_to_device", "copy_to_device", "copy_to_device"});
+    book.next = CUDA_ERROR_ILLEGAL_ADDRESS;
+    const core::Status failed = cuda.copy_all(stream, CopyWay::kToHost, all);
+    CHECK(failed.to_string() == std::string("internal error: CUDA: ") +
+                                    (has ? "cuMemcpyBatchAsync" : "cuMemcpyDtoHAsync") +
+                                    " failed: CUDA_ERROR_X (of the test)");
+    CHECK(book.contexts == 0);
+    CHECK(book.outside == 0);
+  }
+}
+#endif
 
 // --- Kernels
 

@@ -1,4 +1,6 @@
 // The tests of ../*.cpp on CudaDevice, whose driver checks its caller and does the work on the tests' FakeDevices.
+#include <numeric>
+
 #include "tests/support/checked_driver.h"
 #include "tests/unit/staging/program.h"
 
@@ -49,8 +51,49 @@ std::string calls_for(std::vector<Rank>& all, const std::function<worker::Operat
   }
   for (const char* const kind : {"context", "create"}) counts.erase(kind);
   std::string text;
-  for (const auto& [kind, times] : counts) text += (text.empty() ? "" : ", ") + kind + " " + std::to_string(times);
-  return text;
+  int together = 0;
+  for (const auto& [kind, times] : counts) {
+    text += kind + " " + std::to_string(times) + ", ";
+    together += times;
+  }
+  return text + std::to_string(together) + " in all";
+}
+
+/// The text of calls_for() for an operation of `slices`.
+std::string with(int batches, int copies, int records, int slices, int events) {
+  const auto text = [](const char* kind, int times) {
+    return times > 0 ? kind + std::string(" ") + std::to_string(times) + ", " : "";
+  };
+  return text("ask for a capture", 1) + text("batch of copies", batches) + text("copy", copies) +
+         text("record", records) + text("wait for a flag", slices) + text("wait for an event", events) +
+         text("write a flag", slices + 1) +
+         std::to_string(1 + batches + copies + records + slices + events + slices + 1) + " in all";
+}
+
+/// A call on 100 tensors of `count` elements for each rank, as a coalesced one is.
+worker::Operation on_100_tensors(Kind kind, Values& values, std::size_t size, std::size_t count) {
+  constexpr std::size_t kTensors = 100;
+  worker::Operation o;
+  o.kind = kind;
+  const std::size_t ranks = kind == Kind::kAllReduce ? 1 : size;
+  values.resize((ranks + 1) * kTensors * count);
+  std::vector<worker::Piece> whole;  // rank by rank, each with its part of all tensors
+  std::vector<worker::Piece> part;
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t t = 0; t < kTensors; ++t) whole.push_back(piece(values, (t * ranks + r) * count, count));
+  for (std::size_t t = 0; t < kTensors; ++t) part.push_back(piece(values, (ranks * kTensors + t) * count, count));
+  const std::vector<std::uint64_t> bytes(size, kTensors * count * sizeof(std::int32_t));
+  if (kind == Kind::kAllGather) {
+    o.input = part;
+    o.output = whole;
+    o.output_bytes = bytes;
+  } else {
+    o.op = core::ReduceOp::kSum;
+    if (kind == Kind::kReduceScatter) o.input_bytes = bytes;
+    if (kind == Kind::kReduceScatter) o.input = whole;
+    o.output = kind == Kind::kReduceScatter ? part : whole;
+  }
+  return o;
 }
 
 // It promises no speed, but who makes an operation dearer sees it here.
@@ -64,31 +107,40 @@ TEST_CASE("staging/cuda: an operation makes no more calls of the driver than it 
       return parts.back().operation;
     });
   };
-  const auto with = [](int copies, int records, int slices, int events) {
-    const auto text = [](const char* kind, int times) { return kind + std::to_string(times); };
-    return "ask for a capture 1, " + (copies > 0 ? text("copy ", copies) + ", " : "") + text("record ", records) +
-           text(", wait for a flag ", slices) + text(", wait for an event ", events) +
-           text(", write a flag ", slices + 1);
+  // Parts are in two pieces.
+  CHECK(of_kind(Kind::kBarrier, 0) == with(0, 0, 3, 1, 2));
+  CHECK(of_kind(Kind::kAllReduce, 100) == with(2, 0, 3, 1, 2));
+  CHECK(of_kind(Kind::kBroadcast, 100) == with(1, 0, 3, 1, 2));
+  CHECK(of_kind(Kind::kAllGather, 100) == with(1, 1, 3, 1, 2));
+  CHECK(of_kind(Kind::kReduceScatter, 100) == with(2, 0, 3, 1, 2));
+  CHECK(of_kind(Kind::kAllToAll, 100) == with(2, 0, 3, 1, 2));
+  std::vector<Values> values(2);
+  const auto coalesced = [&](std::size_t count) {
+    return calls_for(all, [&, count](int rank) {
+      return on_100_tensors(Kind::kAllReduce, values[static_cast<std::size_t>(rank)], 2, count);
+    });
   };
-  // Parts are in two pieces, and each piece is a copy.
-  CHECK(of_kind(Kind::kBarrier, 0) == with(0, 3, 1, 2));
-  CHECK(of_kind(Kind::kAllReduce, 100) == with(4, 3, 1, 2));
-  CHECK(of_kind(Kind::kBroadcast, 100) == with(2, 3, 1, 2));
-  CHECK(of_kind(Kind::kAllGather, 100) == with(4, 3, 1, 2));
-  CHECK(of_kind(Kind::kReduceScatter, 100) == with(6, 3, 1, 2));
-  CHECK(of_kind(Kind::kAllToAll, 100) == with(4, 3, 1, 2));
-  // A coalesced call has a piece for each tensor.
-  std::vector<Values> values(2, Values(1000));
-  CHECK(calls_for(all, [&](int rank) {
-          worker::Operation o;
-          o.kind = Kind::kAllReduce;
-          o.op = core::ReduceOp::kSum;
-          for (std::size_t i = 0; i < 100; ++i)
-            o.output.push_back(piece(values[static_cast<std::size_t>(rank)], 10 * i, 10));
-          return o;
-        }) == with(200, 3, 1, 2));
-  // Five slices, as of 64 MiB (slices_test.cpp), which wait for the operation whose place they take.
-  CHECK(of_kind(Kind::kAllReduce, 100000) == with(12, 3, 5, 3));
+  CHECK(coalesced(10) == with(2, 0, 3, 1, 2));
+  // Five slices, as of 64 MiB (slices_test.cpp), which wait for the operation whose place they take. The tensor's two
+  // pieces meet in one of them.
+  CHECK(of_kind(Kind::kAllReduce, 100000) == with(2, 8, 3, 5, 3));
+  CHECK(coalesced(1000) == with(10, 0, 3, 5, 3));
 }
+
+#if CUDA_VERSION >= 12080
+TEST_CASE("staging/cuda: a driver before CUDA 12.8 takes a call for each piece", "[staging][fast]") {
+  checked().set_batches(false);
+  {
+    ClusterThread cluster(nodes({0, 1}, 73));
+    auto all = ranks(cluster, 73, 8);
+    std::vector<Values> values(2);
+    const auto operation = [&](int rank) {
+      return on_100_tensors(Kind::kAllReduce, values[static_cast<std::size_t>(rank)], 2, 10);
+    };
+    CHECK(calls_for(all, operation) == with(0, 200, 3, 1, 2));
+  }
+  checked().set_batches(true);
+}
+#endif
 
 }  // namespace

@@ -127,6 +127,32 @@ TEST_CASE("staging/cuda: an operation makes no more calls of the driver than it 
   CHECK(coalesced(1000) == with(10, 0, 3, 5, 3));
 }
 
+TEST_CASE("staging/cuda: a coalesced call makes no more calls of the driver with 16 ranks", "[staging][fast]") {
+  constexpr std::size_t kRanks = 16;
+  std::vector<int> node_of(kRanks);
+  std::iota(node_of.begin(), node_of.end(), 0);
+  ClusterThread cluster(nodes(node_of, 72));
+  ChannelOptions options = small();
+  options.limits.slice_bytes = 64 << 10;
+  // A batch is one launch to CUDA, and a task for each copy to a FakeDevice, whose queues are finite.
+  const auto gpu = [](int rank) {
+    FakeOptions fake_options = fake(7200 + static_cast<std::uint64_t>(rank), 2);
+    fake_options.launches_max = 100'000;
+    return fake_options;
+  };
+  auto all = ranks_with(cluster, gpu, options);
+  std::vector<Values> values(kRanks);
+  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter}) {
+    const auto coalesced = [&](std::size_t count) {
+      return calls_for(all, [&, count](int rank) {
+        return on_100_tensors(kind, values[static_cast<std::size_t>(rank)], kRanks, count);
+      });
+    };
+    CHECK(coalesced(2) == with(2, 0, 3, 1, 2));
+    CHECK(coalesced(64) == with(10, 0, 3, 5, 3));
+  }
+}
+
 #if CUDA_VERSION >= 12080
 TEST_CASE("staging/cuda: a driver before CUDA 12.8 takes a call for each piece", "[staging][fast]") {
   checked().set_batches(false);

@@ -119,6 +119,7 @@ class Device : core::Pinned {
   virtual core::Status copy_all(DeviceStream stream, CopyWay way, std::span<const CopyRun> copies) {
     core::Status status;
     for (const CopyRun& copy : copies) {
+      if (copy.bytes == 0) continue;
       switch (way) {
         case CopyWay::kToHost: status = copy_to_host(stream, copy.to, copy.from, copy.bytes); break;
         case CopyWay::kToDevice: status = copy_to_device(stream, copy.to, copy.from, copy.bytes); break;

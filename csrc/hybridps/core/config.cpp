@@ -190,7 +190,7 @@ const auto& limits() {
               "1: ranks of one node with a GPU each use NCCL among themselves. 0 on any rank of a group: shared "
               "memory."},
       Setting{"slice_bytes", SettingKind::kBytes, &Config::slice_bytes, "bytes", kKiB, kGiB,
-              "CUDA tensors larger than this go through the network in slices, 5 at most. The same on all ranks."},
+              "CUDA tensors larger than this go through the network in slices of 64M at most. The same on all ranks."},
       Setting{"staging_bytes", SettingKind::kBytes, &Config::staging_bytes, "bytes", kMiB, 1024 * kGiB,
               "Pinned memory per group and GPU for CUDA tensors, at most; more only if one slice needs it."},
       Setting{"servers_retry_seconds", SettingKind::kNumber, &Config::servers_retry_seconds, "seconds", 0, kDay,

@@ -482,7 +482,7 @@ core::Status Channel::end(Staged& staged) {
 
 core::Status Channel::complete_enqueue(Staged& staged) {
   const std::lock_guard lock(mutex_);
-  if (staged.ended_) return {};
+  if (staged.end_number_ > 0) return {};
   if (!broken_.is_ok()) return broken_;
   const Putting putting(*this);
   stager_->activate(shared_from_this());

@@ -149,7 +149,9 @@ std::uint64_t slice_count(std::uint64_t total, int ranks, const SliceLimits& lim
   const std::uint64_t slice_bytes = std::max(limits.slice_bytes, kCutAlignment * static_cast<std::uint64_t>(ranks));
   if (total <= slice_bytes) return 1;
   const std::uint64_t shares = (total + slice_bytes - 1) / slice_bytes;  // 2 n - 2 of them are n slices
-  return std::min((shares + 1) / 2 + 1, std::max(limits.slices_max, std::uint64_t{1}));
+  const std::uint64_t most = std::max(limits.slices_max, std::uint64_t{1});
+  if (most == 1) return 1;
+  return std::max(std::min((shares + 1) / 2 + 1, most), (total + kLargeSliceBytes - 1) / kLargeSliceBytes + 1);
 }
 
 std::vector<Slice> cut(const worker::Operation& o, int rank, int size, const SliceLimits& limits) {

@@ -19,8 +19,10 @@ namespace hybridps::staging {
 
 struct SliceLimits {
   std::uint64_t slice_bytes = std::uint64_t{4} << 20;  // an operation of less is not cut
-  std::uint64_t slices_max = 5;
+  std::uint64_t slices_max = 5;  // more only if a slice would be larger than kLargeSliceBytes
 };
+/// The ring of staging holds several slices of this size (ChannelOptions::staging_bytes_max).
+inline constexpr std::uint64_t kLargeSliceBytes = std::uint64_t{64} << 20;
 
 /// How many slices `total` bytes are. `ranks`: size of the group.
 /// Five slices are 1, 2, 2, 2 and 1 eighths. The network waits for the first copy in, and the last copy out for the

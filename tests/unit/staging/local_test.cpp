@@ -161,7 +161,7 @@ TEST_CASE("staging/local: an operation of many slices is one launch before them 
     const int before = FakeLocalGroups::calls(*hub);
     std::vector<Part> parts;
     for (Rank& rank : all) {
-      parts.push_back(make(c.kind, rank.group->rank(), 4, 40000, turn));  // 8 slices of 4096 bytes and more
+      parts.push_back(make(c.kind, rank.group->rank(), 4, 40000, turn));  // several slices
       *parts.back().output = parts.back().given_output;
       *parts.back().input = parts.back().given_input;
       REQUIRE(rank.enqueue(parts.back().operation));

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "hybridps/staging/cuts.h"
 #include "hybridps/staging/ring.h"
 #include "tests/support/catch.h"
 
@@ -12,8 +13,12 @@ namespace {
 using namespace hybridps;
 using schedule::Kind;
 using staging::cut;
+using staging::cut_at;
+using staging::kCutAlignment;
+using staging::kLargeSliceBytes;
 using staging::Ring;
 using staging::Slice;
+using staging::slice_count;
 using staging::SliceLimits;
 
 constexpr SliceLimits kSmall{4096, 5};
@@ -80,7 +85,22 @@ TEST_CASE("staging/slices: the first and the last slice are half as large as the
   CHECK(mebibytes_of(12) == Sizes{3, 6, 3});
   CHECK(mebibytes_of(24) == Sizes{4, 8, 8, 4});
   CHECK(mebibytes_of(64) == Sizes{8, 16, 16, 16, 8});
-  CHECK(mebibytes_of(1024) == Sizes{128, 256, 256, 256, 128});
+  CHECK(mebibytes_of(256) == Sizes{32, 64, 64, 64, 32});
+  CHECK(mebibytes_of(320) == Sizes{32, 64, 64, 64, 64, 32});
+}
+
+TEST_CASE("staging/slices: large operations have more slices, so that the ring holds several", "[staging][fast]") {
+  const SliceLimits limits;
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  CHECK(slice_count(64 * kMiB, 16, limits) == 5);
+  CHECK(slice_count(256 * kMiB, 16, limits) == 5);
+  for (const std::uint64_t total : {257 * kMiB, 1024 * kMiB, 4096 * kMiB + 8}) {
+    const std::uint64_t count = slice_count(total, 16, limits);
+    for (std::uint64_t i = 0; i < count; ++i)
+      CHECK(cut_at(total, i + 1, count) - cut_at(total, i, count) <= kLargeSliceBytes + kCutAlignment);
+    CHECK(count <= total / kLargeSliceBytes + 2);
+  }
+  CHECK(slice_count(4096 * kMiB, 16, {4 * kMiB, 1}) == 1);
 }
 
 TEST_CASE("staging/slices: ranks with different parts cut an all_gather alike", "[staging][fast]") {

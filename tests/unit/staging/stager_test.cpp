@@ -31,7 +31,7 @@ TEST_CASE("staging/stager: slices larger than the reserve share it and memory st
   std::vector<std::shared_ptr<Staged>> staged;
   for (std::uint32_t turn = 0; turn < 6; ++turn) {
     for (Rank& rank : all) {
-      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 500000, turn));  // 8 slices of 250 KB
+      parts.push_back(make(Kind::kAllReduce, rank.group->rank(), 2, 500000, turn));  // five slices, 500 KB the largest
       *parts.back().output = parts.back().given_output;
       staged.push_back(rank.enqueue(parts.back().operation));
       REQUIRE(staged.back());

@@ -14,11 +14,15 @@
 #include <vector>
 
 #include "hybridps/core/clock.h"
+#include "hybridps/core/log.h"
 #include "hybridps/core/mailbox.h"
 #include "hybridps/device/cuda/near_node.h"
 
 namespace hybridps::device {
 namespace {
+
+/// Copies in one call of cuMemcpyBatchAsync.
+constexpr std::size_t kBatchMax = 512;
 
 using core::Code;
 using core::Status;
@@ -181,7 +185,8 @@ core::Status CudaDevice::copy_all(DeviceStream stream, CopyWay way, std::span<co
   std::vector<CUdeviceptr> to;
   std::vector<CUdeviceptr> from;
   std::vector<std::size_t> sizes;
-  if (driver_.copy_batch != nullptr && copies.size() > 1 && stream.native != nullptr) {  // not for the default stream
+  // Not for the default stream.
+  if (driver_.copy_batch != nullptr && copies.size() > 1 && stream.native != nullptr && may_batch_.load()) {
     for (const CopyRun& copy : copies) {
       if (copy.bytes == 0) continue;
       to.push_back(address_of(copy.to));
@@ -189,16 +194,25 @@ core::Status CudaDevice::copy_all(DeviceStream stream, CopyWay way, std::span<co
       sizes.push_back(copy.bytes);
     }
   }
-  if (sizes.size() > 1) {
+  bool is_refused = sizes.size() < 2;
+  for (std::size_t at = 0; at < sizes.size() && !is_refused; at += kBatchMax) {
     CUmemcpyAttributes in_order{};
     in_order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     std::size_t first = 0;
     std::size_t failed = 0;
-    return in_context("cuMemcpyBatchAsync", [&] {
-      return driver_.copy_batch(to.data(), from.data(), sizes.data(), sizes.size(), &in_order, &first, 1, &failed,
-                                stream_of(stream));
+    const std::size_t many = std::min(kBatchMax, sizes.size() - at);
+    const Status status = in_context("cuMemcpyBatchAsync", [&] {
+      const CUresult result = driver_.copy_batch(to.data() + at, from.data() + at, sizes.data() + at, many, &in_order,
+                                                 &first, 1, &failed, stream_of(stream));
+      is_refused = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE;
+      return is_refused ? CUDA_SUCCESS : result;
     });
+    if (!status.is_ok()) return status;
   }
+  if (!is_refused) return {};
+  // Copies that were made already are made again, to the same places.
+  if (sizes.size() > 1 && may_batch_.exchange(false))
+    core::log_info(describe(), " refuses lists of copies (cuMemcpyBatchAsync); each copy gets a call of its own");
 #endif
   return Device::copy_all(stream, way, copies);
 }

@@ -86,6 +86,7 @@ class CudaDevice final : public Device {
   const CUcontext context_;
   const std::string name_;
   std::atomic<std::uint64_t> pinned_bytes_{0};
+  std::atomic<bool> may_batch_{true};  // no list of copies was refused
   std::mutex int8_mutex_;
   std::optional<core::Status> int8_made_;
   // Constant once made, until the device is destroyed.

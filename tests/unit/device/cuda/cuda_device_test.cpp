@@ -244,6 +244,29 @@ TEST_CASE("device/cuda: a list of copies is one call, where there are several an
     CHECK(book.outside == 0);
   }
 }
+
+TEST_CASE("device/cuda: a driver that refuses a list of copies gets them one by one from then on", "[device][fast]") {
+  const auto at = [](std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); };
+  std::vector<device::CopyRun> copies;
+  for (std::uintptr_t i = 1; i <= 1000; ++i) copies.push_back({at(0x1000 * i), at(0x800000 * i), 8});
+  Notes book;
+  notes = &book;
+  const auto opened = CudaDevice::open(scripted(), 0);
+  REQUIRE(opened.is_ok());
+  CudaDevice& cuda = *opened.value();
+  const device::DeviceStream stream{at(0x20)};
+  CHECK(cuda.copy_all(stream, device::CopyWay::kToHost, copies).is_ok());
+  CHECK(book.calls == std::vector<std::string>{"copy_batch", "copy_batch"});  // 512 at most in each
+  CHECK(book.batch.size() == 1000);
+  book.calls.clear();
+  book.next = GENERATE(CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_INVALID_VALUE);
+  const std::span two = std::span<const device::CopyRun>(copies).first(2);
+  CHECK(cuda.copy_all(stream, device::CopyWay::kToHost, two).is_ok());
+  CHECK(book.calls == std::vector<std::string>{"copy_batch", "copy_to_host", "copy_to_host"});
+  book.calls.clear();
+  CHECK(cuda.copy_all(stream, device::CopyWay::kToDevice, two).is_ok());
+  CHECK(book.calls == std::vector<std::string>{"copy_to_device", "copy_to_device"});
+}
 #endif
 
 // --- Kernels

@@ -285,11 +285,11 @@ def test_an_aborted_world_leaves_nothing_behind(nodes, by):
 
 
 def restarted(rank, world):
-    """As torchrun restarts: same store, same prefix, another TORCHELASTIC_RESTART_COUNT."""
+    """As torchrun restarts: same store, same prefix. Each agent counts the restarts of its own workers alone."""
     check = Checker(rank)
     context = zygote.context
     for restart in range(3):
-        os.environ.update(TORCHELASTIC_RUN_ID="run", TORCHELASTIC_RESTART_COUNT=str(restart))
+        os.environ.update(TORCHELASTIC_RUN_ID="run", TORCHELASTIC_RESTART_COUNT=str(restart * (rank % 2)))
         pid = os.fork()
         if pid == 0:  # the worker of this incarnation; the parent plays torchrun's agent
             code = 1

@@ -5,27 +5,19 @@
 #include "hybridps/core/text.h"
 
 namespace hybridps::bootstrap {
-namespace {
-
-std::string variable(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
-  return value == nullptr || *value == '\0' ? otherwise : core::printable(value);
-}
-
-}  // namespace
 
 std::string IncarnationCounter::next(std::string_view group_name) {
-  return next(group_name, variable("TORCHELASTIC_RUN_ID", "none"), variable("TORCHELASTIC_RESTART_COUNT", "0"));
+  const char* run_id = std::getenv("TORCHELASTIC_RUN_ID");  // NOLINT(concurrency-mt-unsafe): read only
+  return next(group_name, run_id == nullptr || *run_id == '\0' ? "none" : core::printable(run_id));
 }
 
-std::string IncarnationCounter::next(std::string_view group_name, std::string_view run_id,
-                                     std::string_view restart_count) {
+std::string IncarnationCounter::next(std::string_view group_name, std::string_view run_id) {
   std::uint64_t count = 0;
   {
     const core::MutexLock lock(mutex_);
     count = counts_[std::string(group_name)]++;
   }
-  return std::string(run_id) + "." + std::string(restart_count) + "." + std::to_string(count);
+  return std::string(run_id) + "." + std::to_string(count);
 }
 
 std::string lives_key_prefix(std::string_view group_name) { return "hybridps/" + std::string(group_name); }

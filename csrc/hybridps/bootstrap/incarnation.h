@@ -1,8 +1,9 @@
 // hybridps/bootstrap/incarnation.h: names one life of one group, so that keys of an earlier life are never read.
 //
-// torchrun restarts workers on the same store with the same keys. destroy_process_group() followed by
-// init_process_group() reuses the group's name. Hence the name has a run id, a restart count and a counter per group
-// name. Processes of several launchers count differently. So a caller that knows better (reconfigure()'s uuid, a
+// destroy_process_group() followed by init_process_group() reuses the group's name. Hence the name has a run id and a
+// counter per group name. torchrun's restarts of all processes have one name: each of its agents counts the restarts
+// of its own workers, so the counts differ. The Rendezvous replaces what an earlier life has left in the store.
+// Processes of several launchers count groups differently. So a caller that knows better (reconfigure()'s uuid, a
 // quorum) names the life itself.
 #pragma once
 
@@ -20,11 +21,10 @@ namespace hybridps::bootstrap {
 /// new engine must not start again at zero. Every member makes groups of one name equally often, so the counts agree.
 class IncarnationCounter : core::Pinned {
  public:
-  /// "<run id>.<restart count>.<count of this name>", from TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT
-  /// ("none" and "0" where not set). Thread-safe.
+  /// "<run id>.<count of this name>", from TORCHELASTIC_RUN_ID ("none" where not set). Thread-safe.
   std::string next(std::string_view group_name);
-  /// The same with a given run id and restart count.
-  std::string next(std::string_view group_name, std::string_view run_id, std::string_view restart_count);
+  /// The same with a given text for the run id.
+  std::string next(std::string_view group_name, std::string_view run_id);
 
  private:
   core::Mutex mutex_;

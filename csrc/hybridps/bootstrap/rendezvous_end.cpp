@@ -27,19 +27,33 @@ Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int r
   return store.set(key, encode_failed({failure, wall_ms, rank, {}}));
 }
 
+bool Rendezvous::may_be_replaced(const MemberRecord& member) const {
+  return !is_named() && member.made_ms != 0 && member.made_ms < options_.process_started_ms &&
+         last_step_ - started_at_ < kForeignGrace;
+}
+
 void Rendezvous::find_gone(TimePoint now) {
-  if (!options_.departures || size() == 1 || options_.departures->count() == departures_seen_) return;
+  if (!options_.departures || size() == 1) return;
   const std::uint64_t count = options_.departures->count();
+  const bool gives_up = waits_for_other_ && now - started_at_ >= kForeignGrace;
+  if (count == departures_seen_ && !gives_up) return;
   // A member may leave after the group became valid, with its part done. So poll before judging.
   poll(now);
   if (phase_ != RendezvousPhase::kPending) return;
   departures_seen_ = count;
+  if (gives_up) {
+    waits_for_other_ = false;
+    if (!is_leader() && !proving_ && own_ack_ == RosterAck::kNone) nonce_ = 0;  // look at the refused roster again
+  }
   for (int rank = 0; rank < size(); ++rank) {
     const ExpectedMember member = member_at(rank);
     if (member.engine.value == 0 || member.engine == options_.self.engine) continue;
     const Status why = options_.departures->why(member.engine);
     if (why.is_ok()) continue;
-    return end_without(member.where, why);
+    const MemberRecord* record = record_at(rank);
+    if (record == nullptr || !may_be_replaced(*record)) return end_without(member.where, why);
+    waits_for_other_ = true;
+    if (is_leader()) collect_again(rank);
   }
 }
 
@@ -159,7 +173,12 @@ bool Rendezvous::refuses(const MemberRecord& member) {
   if (!options_.departures || member.engine == options_.self.engine) return false;
   const Status why = options_.departures->why(member.engine);
   if (why.is_ok()) return false;
-  end_without(describe(member), why);
+  if (may_be_replaced(member)) {
+    waits_for_other_ = true;
+    note_ = describe(member) + " is gone: " + std::string(why.message());
+  } else {
+    end_without(describe(member), why);
+  }
   return true;
 }
 

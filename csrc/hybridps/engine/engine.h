@@ -27,7 +27,7 @@ namespace hybridps::engine {
 
 struct GroupOptions {
   std::string name;         // as torch names it
-  std::string incarnation;  // run id + restart count: the same on all members, new after a restart
+  std::string incarnation;  // IncarnationCounter::next(): the same on all members
   /// By group rank: the members, if the caller names this life of the group and its members (bootstrap/rendezvous.h).
   /// Empty: the caller names neither.
   std::vector<bootstrap::ExpectedMember> expected;

@@ -118,7 +118,7 @@ ProcessGroupHybrid::ProcessGroupHybrid(const c10::intrusive_ptr<c10d::Store>& st
   // The incarnation count goes up even if the code below fails.
   group_options.incarnation = given.empty()
                                   ? process.incarnations().next(options_->group_name)
-                                  : process.incarnations().next(options_->group_name + " " + given, given, "named");
+                                  : process.incarnations().next(options_->group_name + " " + given, given + ".named");
   if (const std::string first = given + ".named.0"; !given.empty() && group_options.incarnation != first) {
     const std::string why =
         "this process has used the incarnation " + given + " before; every life of a group needs a name of its own";

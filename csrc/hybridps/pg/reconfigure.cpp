@@ -194,7 +194,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::shrink(const std::vector<i
   child_options->group_name = options_->group_name + ":shrunk";
   // All members have made the same number of groups of this name, whatever other groups they have made.
   child_options->incarnation =
-      Process::instance().incarnations().next(child_options->group_name, life->incarnation, "without " + without);
+      Process::instance().incarnations().next(child_options->group_name, life->incarnation + ".without " + without);
   const auto child = make_child(torch_store_, left, std::move(child_options));
   child->wait_ready();
   supersede(*life, reason);

@@ -62,10 +62,9 @@ def tell_of_failed_start(dist_backend_opts, why: str) -> None:
     if dist_backend_opts.group_size <= 1:
         return
     run_id = printable(os.environ.get("TORCHELASTIC_RUN_ID") or "none")
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     text = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()}) could not join it: {why}"
     try:
-        key = f"hybridps/{name}/{run_id}.{restart}.{attempt}/failed"
+        key = f"hybridps/{name}/{run_id}.{attempt}/failed"
         value = failed(text, int(time.time() * 1000), rank)
         tell = threading.Thread(target=_set, args=(dist_backend_opts.store, key, value), daemon=True)
         tell.start()

@@ -353,7 +353,7 @@ TEST_CASE("bootstrap/rendezvous: two groups of one name after another do not mee
   for (int life = 0; life < 3; ++life) {
     World world(3, store);
     for (int rank = 0; rank < 3; ++rank) {
-      const std::string incarnation = counters[static_cast<std::size_t>(rank)]->next("g", "job", "0");
+      const std::string incarnation = counters[static_cast<std::size_t>(rank)]->next("g", "job");
       world.options(rank).self.incarnation = incarnation;
       world.options(rank).key_prefix = group_key_prefix("g", incarnation);
     }
@@ -709,6 +709,55 @@ TEST_CASE("bootstrap/rendezvous: a member whose death one of the others hears of
         CHECK(contains(message(world.member(rank)), "rank 3"));
         CHECK(contains(message(world.member(rank)), "pid 1003"));
         CHECK(contains(message(world.member(rank)), "connection reset"));
+      }
+    }
+  }
+}
+
+TEST_CASE("bootstrap/rendezvous: a dead process of an earlier life is replaced, or named after the grace",
+          "[bootstrap][fast]") {
+  constexpr std::uint64_t kStarted = 1'000'000;
+  for (const int dead : {0, 2}) {
+    for (const int hears : {0, 1}) {
+      for (const bool before : {true, false}) {  // whether the death is known before the record is read
+        for (const bool comes : {true, false}) {
+          if (hears == dead) continue;
+          INFO("dead " << dead << ", heard by " << hears << ", before " << before << ", comes " << comes);
+          auto store = std::make_shared<MemoryStore>();
+          World first(3, store);
+          World second(3, store, 7);
+          const auto departures = std::make_shared<Departures>();
+          for (int rank = 0; rank < 3; ++rank) {
+            first.options(rank).self.made_ms = kStarted - 1;
+            second.options(rank).self.made_ms = kStarted + 1;
+            second.options(rank).process_started_ms = kStarted;
+            second.options(rank).deadline = core::Deadline::at(second.now + seconds(1000));
+          }
+          second.options(hears).departures = departures;
+          first.start_all();
+          REQUIRE(first.run(Phase::kReady));
+          const core::EngineId gone = first.options(dead).self.engine;
+          const core::Status why(core::Code::kPeerDead, "connection refused");
+          if (before) departures->add(gone, why);
+          for (int rank = 0; rank < 3; ++rank)
+            if (rank != dead) second.start(rank);
+          second.run_for(seconds(1));
+          if (!before) departures->add(gone, why);
+          second.run_for(seconds(50));
+          for (int rank = 0; rank < 3; ++rank)
+            if (rank != dead) CHECK(second.member(rank).phase() == Phase::kPending);
+          if (comes) {
+            second.start(dead);
+            REQUIRE(second.run(Phase::kReady));
+            second.check_agreement();
+          } else if (dead == 2 && hears == 0) {  // rank 0 asks those who are late whether they live
+            REQUIRE(second.run(Phase::kFailed, seconds(20)));
+            for (const int rank : {0, 1}) {
+              CHECK(second.member(rank).status().code() == core::Code::kPeerDead);
+              CHECK(contains(message(second.member(rank)), "rank 2 on host-0 (pid 1002) of group 'g' is gone"));
+            }
+          }
+        }
       }
     }
   }

@@ -23,6 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!again.is_ok() || !(again.value() == records.value())) std::abort();
   }
   if (const auto verdict = engine::decode_verdict(bytes); verdict.has_value())
-    if (verdict->is_ok() || engine::encode_verdict(*verdict) != bytes) std::abort();
+    if (verdict->status.is_ok() || engine::encode_verdict(*verdict) != bytes) std::abort();
   return 0;
 }

@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/bootstrap/bytes.h"
+#include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/core/thread.h"
 
 namespace hybridps::engine {
@@ -21,25 +23,38 @@ using core::Status;
 
 constexpr std::uint8_t kMagic = 0x76;  // 'v'
 constexpr std::size_t kTextMax = 4096;
+constexpr std::size_t kHeadBytes = 26;  // mark, code, uid, time
 // The longest queue: one question per group is enough, and questions must not pile up when a Store hangs.
 constexpr std::size_t kTasksMax = 256;
 
 }  // namespace
 
-Bytes encode_verdict(const Status& verdict) {
-  const std::string_view text = std::string_view(verdict.message()).substr(0, kTextMax);
-  Bytes bytes;
-  bytes.reserve(text.size() + 2);
-  bytes.push_back(kMagic);
-  bytes.push_back(static_cast<std::uint8_t>(verdict.code()));
+bool StoredVerdict::is_of(core::GroupUid own, std::uint64_t process_started_ms) const noexcept {
+  if (uid != core::GroupUid{} && own != core::GroupUid{}) return uid == own;
+  return wall_ms == 0 || wall_ms >= process_started_ms;
+}
+
+Bytes encode_verdict(const StoredVerdict& verdict) {
+  const std::string_view text = std::string_view(verdict.status.message()).substr(0, kTextMax);
+  bootstrap::ByteWriter out;
+  out.u8(kMagic);
+  out.u8(static_cast<std::uint8_t>(verdict.status.code()));
+  for (const std::uint64_t word : {verdict.uid.high, verdict.uid.low, verdict.wall_ms}) out.u64(word);
+  Bytes bytes = std::move(out).take();
   bytes.insert(bytes.end(), text.begin(), text.end());
   return bytes;
 }
 
-std::optional<Status> decode_verdict(std::span<const std::uint8_t> bytes) {
-  if (bytes.size() < 3 || bytes.size() > kTextMax + 2 || bytes[0] != kMagic) return std::nullopt;
+std::optional<StoredVerdict> decode_verdict(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() <= kHeadBytes || bytes.size() > kTextMax + kHeadBytes || bytes[0] != kMagic) return std::nullopt;
   if (bytes[1] == 0 || bytes[1] > static_cast<std::uint8_t>(Code::kInternal)) return std::nullopt;
-  return Status(static_cast<Code>(bytes[1]), std::string(bytes.begin() + 2, bytes.end()));
+  StoredVerdict verdict;
+  verdict.status = Status(static_cast<Code>(bytes[1]), std::string(bytes.begin() + kHeadBytes, bytes.end()));
+  bootstrap::ByteReader in(bytes.subspan(2));
+  verdict.uid.high = in.u64();
+  verdict.uid.low = in.u64();
+  verdict.wall_ms = in.u64();
+  return verdict;
 }
 
 struct VerdictBoard::BoardState {
@@ -70,13 +85,15 @@ struct VerdictBoard::BoardState {
       lock.unlock();
       task.location.store->settle();  // the program may be waiting inside the connection that it lent us
       const core::Result<std::optional<Bytes>> there = task.location.store->try_get(task.location.key);
-      std::optional<Status> verdict;
+      std::optional<StoredVerdict> verdict;
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
-      if (there.is_ok() && !there.value() && task.verdict)
-        (void)task.location.store->set(task.location.key, encode_verdict(*task.verdict));
+      if (verdict && !verdict->is_of(task.location.uid, bootstrap::process_started_ms())) verdict.reset();
+      if (there.is_ok() && !verdict && task.verdict)
+        (void)task.location.store->set(task.location.key,
+                                       encode_verdict({*task.verdict, task.location.uid, bootstrap::wall_ms()}));
       task.location.store.reset();  // may be the last reference, so it is dropped outside the lock
       lock.lock();
-      if (verdict && !task.verdict && !stopped) found(task.location.uid, *verdict);
+      if (verdict && !task.verdict && !stopped) found(task.location.uid, verdict->status);
     }
     running = false;
     changed.notify_all();

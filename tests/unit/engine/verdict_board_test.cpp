@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/core/clock.h"
 #include "hybridps/engine/verdict_board.h"
 #include "tests/support/catch.h"
@@ -49,7 +50,7 @@ class Hanging final : public bootstrap::KeyValueStore {
   core::Result<std::optional<Bytes>> try_get(std::string_view) override {
     asked = true;
     while (!let_go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return std::optional<Bytes>(engine::encode_verdict(Status(Code::kPeerDead, "too late")));
+    return std::optional<Bytes>(engine::encode_verdict({Status(Code::kPeerDead, "too late"), kUid, 0}));
   }
   static inline std::atomic<bool> asked{false};
   static inline std::atomic<bool> let_go{false};
@@ -79,6 +80,40 @@ TEST_CASE("verdict board: the first verdict stays, and others read it") {
   CHECK(other_found.verdicts[0].code() == Code::kPeerDead);
   CHECK(other_found.verdicts[0].message() == "rank 3 is gone");
   CHECK(first_found.verdicts.empty());
+}
+
+TEST_CASE("verdict board: a verdict of an earlier life of the job is not believed, and is replaced") {
+  const std::uint64_t started = bootstrap::process_started_ms();
+  REQUIRE(started > 0);
+  const core::GroupUid none{};
+  const core::GroupUid old{3, 4};
+  const auto text_after_post = [&](const engine::StoredVerdict& there, core::GroupUid own) {
+    const auto store = std::make_shared<bootstrap::MemoryStore>();
+    REQUIRE(store->set("group/verdict", engine::encode_verdict(there)).is_ok());
+    Found found;
+    VerdictBoard board = board_for(found);
+    board.look({store, "group/verdict", kUid});
+    board.post({store, "group/verdict", own}, Status(Code::kPeerDead, "of this life"));
+    REQUIRE(until([&] {
+      board.look({store, "group/verdict", kUid});
+      return found.wait(1, 0.01);
+    }));
+    const std::lock_guard lock(found.mutex);
+    return std::string(found.verdicts.front().message());
+  };
+  const auto verdict = [](core::GroupUid uid, std::uint64_t wall_ms) {
+    return engine::StoredVerdict{Status(Code::kPeerDead, "first"), uid, wall_ms};
+  };
+  // Of a group with another uid, whatever the clocks say; or by a member without a roster, before this process began.
+  CHECK(text_after_post(verdict(old, started + 1000), kUid) == "of this life");
+  CHECK(text_after_post(verdict(old, started - 1000), none) == "of this life");
+  CHECK(text_after_post(verdict(none, started - 1000), kUid) == "of this life");
+  CHECK(text_after_post(verdict(none, started - 1000), none) == "of this life");
+  // Of this life.
+  CHECK(text_after_post(verdict(kUid, started - 1000), kUid) == "first");
+  CHECK(text_after_post(verdict(none, started + 1000), kUid) == "first");
+  CHECK(text_after_post(verdict(kUid, started + 1000), none) == "first");
+  CHECK(text_after_post(verdict(none, started + 1000), none) == "first");
 }
 
 TEST_CASE("verdict board: what was posted is written although the board goes at once") {
@@ -113,13 +148,15 @@ TEST_CASE("verdict board: a Store that hangs holds up nobody, and is left alone 
 
 TEST_CASE("verdict board: only what a board wrote is believed") {
   const Status verdict(Code::kMismatch, "ranks disagree");
-  const Bytes good = engine::encode_verdict(verdict);
+  const Bytes good = engine::encode_verdict({verdict, kUid, 17});
   REQUIRE(engine::decode_verdict(good));
-  CHECK(engine::decode_verdict(good)->code() == Code::kMismatch);
-  CHECK(engine::decode_verdict(good)->message() == "ranks disagree");
-  CHECK(engine::decode_verdict(engine::encode_verdict(Status(Code::kPeerDead, std::string(10000, 'x')))));
+  CHECK(engine::decode_verdict(good)->status.code() == Code::kMismatch);
+  CHECK(engine::decode_verdict(good)->status.message() == "ranks disagree");
+  CHECK(engine::decode_verdict(good)->uid == kUid);
+  CHECK(engine::decode_verdict(good)->wall_ms == 17);
+  CHECK(engine::decode_verdict(engine::encode_verdict({Status(Code::kPeerDead, std::string(10000, 'x')), kUid, 17})));
   CHECK_FALSE(engine::decode_verdict(Bytes()));
-  CHECK_FALSE(engine::decode_verdict(Bytes{good[0], good[1]}));
+  CHECK_FALSE(engine::decode_verdict(Bytes(good.begin(), good.begin() + 26)));
   Bytes bad = good;
   bad[0] ^= 1;
   CHECK_FALSE(engine::decode_verdict(bad));

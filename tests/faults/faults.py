@@ -328,7 +328,7 @@ def visit(backend, runs):
     size, ends = 1 << 20, []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            address, path = f"127.0.0.1:{test_dedicated.free_port()}", pathlib.Path(folder)
+            address, path = f"127.0.0.1:{harness.free_port()}", pathlib.Path(folder)
 
             def strike(address=address, path=path):
                 test_dedicated.await_file(path / "phase1")

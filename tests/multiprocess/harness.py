@@ -11,8 +11,10 @@ Environment
 """
 
 import atexit
+import contextlib
 import os
 import pickle
+import random
 import shutil
 import socket
 import subprocess
@@ -40,6 +42,15 @@ DEFAULT_PG_TIMEOUT_S = 60.0
 
 # One node per plus; letters name the node of each rank where nodes interleave.
 LAYOUTS = ["4", "2+2", "3+1", "2+1+1", "1+1+1+1", "1+1", "1", "ABAB", "2+1"]
+
+
+def free_port():
+    """Below the ports that the kernel gives to connections of other tests: a rank listens there seconds later."""
+    while True:
+        port = random.randrange(15000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def parse_nodes(nodes):

@@ -6,8 +6,8 @@ import sys
 
 import harness
 import pytest
-from harness import run_ranks
-from test_dedicated import free_port, reductions, servers, settings
+from harness import free_port, run_ranks
+from test_dedicated import reductions, servers, settings
 from test_first_hour import lines_of
 from test_regions import collectives
 from test_security import is_refused

@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import zygote
-from harness import run_ranks
+from harness import free_port, run_ranks
 from reference import Checker
 
 pytestmark = [
@@ -237,12 +236,6 @@ def plain(rank, world):
     tensor = torch.full((100_000,), float(rank))
     dist.all_reduce(tensor)
     assert bool((tensor == world * (world - 1) / 2).all())
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_an_absent_server_is_left_out():

@@ -443,22 +443,37 @@ PROGRAM = """
 
 
 @pytest.mark.skipif(IS_GLOO, reason=harness.GLOO_LACKS["restart"])
-def test_torchrun_restarts_and_training_goes_on_from_the_checkpoint():
+@pytest.mark.parametrize("agents", [1, 2])
+def test_torchrun_restarts_and_training_goes_on_from_the_checkpoint(agents):
+    """With two agents each counts the restarts of its own worker, and the Store is the one of before."""
     with tempfile.TemporaryDirectory() as folder:
         program, path = os.path.join(folder, "program.py"), os.path.join(folder, "checkpoint.pt")
         with open(program, "w") as file:
             file.write(textwrap.dedent(PROGRAM))
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-        done = subprocess.run(
-            [sys.executable, *torchrun, "--monitor-interval", "0.1", program, harness.BACKEND, path],
-            capture_output=True,
-            text=True,
-            timeout=200 * harness.TIME_SCALE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    words = done.stdout.split(maxsplit=4)
-    assert words[:3] == ["restarts", "1", "resumed"] and int(words[3]) >= 2, done.stdout
+        meeting = f"--nnodes 2 --rdzv-backend c10d --rdzv-id restart --rdzv-endpoint 127.0.0.1:{harness.free_port()}"
+        torchrun = [*("-m", "torch.distributed.run", "--max-restarts", "1", "--monitor-interval", "0.1")]
+        torchrun += ["--standalone"] if agents == 1 else meeting.split()
+        torchrun += ["--nproc-per-node", str(2 // agents), program, harness.BACKEND, path]
+        started = [
+            subprocess.Popen(
+                [sys.executable, *torchrun],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HYBRIDPS_NODE": f"node {agent}"},
+            )
+            for agent in range(agents)
+        ]
+        try:
+            done = [process.communicate(timeout=200 * harness.TIME_SCALE) for process in started]
+        finally:
+            for process in started:
+                process.terminate()
+    for process, (_, stderr) in zip(started, done, strict=True):
+        assert process.returncode == 0, stderr[-4000:]
+    words = "".join(stdout for stdout, _ in done).split(maxsplit=4)
+    assert words[0] == "restarts" and words[2] == "resumed" and int(words[3]) >= 2, done
+    assert agents == 2 or words[1] == "1"
 
     torch.manual_seed(0)
     model = nn.Linear(4, 2)

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import hybridps
 import pytest
 import torch
 import torch.distributed as dist
-from harness import run_ranks
+from harness import free_port, run_ranks
 from reference import Checker
 from test_dedicated import servers
 
@@ -38,12 +37,6 @@ def environment(**more):
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("HYBRIDPS_", "SLURM_"))}
     path = f"{Path(sys.executable).parent}:{plain['PATH']}:/usr/sbin:/sbin"
     return plain | {"PATH": path, "OMP_NUM_THREADS": "1", "HYBRIDPS_LOG_LEVEL": "info"} | more
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(commands, limit_s=120):

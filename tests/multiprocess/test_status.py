@@ -1,9 +1,7 @@
 """`hybridps status`: who is named, when a rank is stopped, late, missing, or behind a slow card; and who may ask."""
 
-import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -15,8 +13,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
-from harness import run_ranks
-
+from harness import free_port, run_ranks
 from hybridps.tools import status
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -217,15 +214,6 @@ def environment(rank, world, port, **more):
     found |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return found | {"HYBRIDPS_STATUS": os.environ["HYBRIDPS_STATUS"]} | more
-
-
-def free_port():
-    """Below the ports that the kernel gives to connections of other tests: a rank listens there seconds later."""
-    while True:
-        port = random.randrange(15000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Job:

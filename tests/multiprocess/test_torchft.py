@@ -7,13 +7,13 @@ HYBRIDPS_TEST_TORCHFT_BACKEND=gloo tests the test, with torchft's own process gr
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import harness
 import pytest
+from harness import free_port
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 pytestmark = [
@@ -31,12 +31,6 @@ server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000, h
 print(server.address(), flush=True)
 sys.stdin.read()
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Job:

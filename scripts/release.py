@@ -633,20 +633,20 @@ class Trial:
         if said.splitlines()[-1:] != ["ok"]:
             raise Failed(f"hybridps doctor: {said.splitlines()[-1]}")
 
-    def start(self, rank: int, port: int, **settings) -> subprocess.Popen:
-        launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    def start(self, rank: int, world: int, port: int, **settings) -> subprocess.Popen:
+        launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         env = {**self.environment, **{name: str(value) for name, value in launch.items()}, "HYBRIDPS_LOG_LEVEL": "info"}
         command = [self.python, self.script, "--backend", "hybridps", "--steps", "30"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(list(map(str, command)), env=env | settings, cwd="/", **pipes)
 
     def train(self, words: str = "2 ranks on 1 node", nodes=None, **settings) -> None:
-        """Two ranks of DDP; Failed unless the loss falls and hybridps says `words`."""
+        """DDP, a rank on each of `nodes`, or two on one; Failed unless the loss falls and hybridps says `words`."""
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
         named = [{"HYBRIDPS_NODE": node} for node in nodes] if nodes else [{}, {}]
-        ranks = [self.start(rank, port, **settings, **named[rank]) for rank in range(2)]
+        ranks = [self.start(rank, len(named), port, **settings, **node) for rank, node in enumerate(named)]
         try:
             said = "\n".join(rank.communicate(timeout=300)[0] for rank in ranks)
         finally:
@@ -663,7 +663,7 @@ class Trial:
             raise Failed(f"train_ddp.py: it does not say '{words}': the backend was not hybridps as wanted")
 
     def train_with(self, server: list) -> None:
-        """The same on two nodes, by TLS through a dedicated server that this command starts."""
+        """The same on three nodes, by TLS through a dedicated server that this command starts."""
         secrets = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this trial"}
         env = {**os.environ, **secrets, "HYBRIDPS_NODE": "server", "UCX_MEM_EVENTS": "n"}
         command = [*map(str, server), "--listen", "127.0.0.1:0"]
@@ -675,7 +675,7 @@ class Trial:
             if not port:
                 raise Failed(f"the server does not listen: {line.strip()[:120]} (build/dist/server-stderr.log)")
             servers = {"HYBRIDPS_SERVERS": f"127.0.0.1:{port[1]}", "HYBRIDPS_SERVERS_REQUIRED": "1"}
-            self.train("1 dedicated server", ("a", "b"), **secrets, **servers)
+            self.train("1 dedicated server", ("a", "b", "c"), **secrets, **servers)
         finally:
             process.terminate()
             try:

@@ -411,9 +411,11 @@ def test_pipelines_of_several_stages():
 
 
 PROGRAM = """
-    import os, sys, torch, torch.distributed as dist
+    import os, sys, time, torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
+    # An agent must hear of another agent's failure before one of its own.
+    sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stderr.flush(), time.sleep(30))
     backend, path = sys.argv[1:]
     dist.init_process_group(backend)
     rank, restarts = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -469,11 +471,12 @@ def test_torchrun_restarts_and_training_goes_on_from_the_checkpoint(agents):
         finally:
             for process in started:
                 process.terminate()
+                process.wait()
     for process, (_, stderr) in zip(started, done, strict=True):
         assert process.returncode == 0, stderr[-4000:]
     words = "".join(stdout for stdout, _ in done).split(maxsplit=4)
-    assert words[0] == "restarts" and words[2] == "resumed" and int(words[3]) >= 2, done
-    assert agents == 2 or words[1] == "1"
+    # Rank 0 prints what its own agent has counted: nothing if the rank of another agent died.
+    assert words[:3] == ["restarts", "1" if agents == 1 else "0", "resumed"] and int(words[3]) >= 2, done
 
     torch.manual_seed(0)
     model = nn.Linear(4, 2)

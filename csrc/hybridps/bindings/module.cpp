@@ -447,7 +447,7 @@ void bind_options(GroupClass& group) {
       "                   says. The same on all ranks\n"
       "incarnation        str, a name for this life of the group, the same on all members and used for no other ('' "
       "takes the\n"
-      "                   launcher's run id and restart count, and how often the process has made the group). For "
+      "                   launcher's run id, and how often the process has made the group). For "
       "members\n"
       "                   that were not started together\n"
       "priority           int or str, whose chunks go first where several wait (0): -128 to 127, higher goes first, "

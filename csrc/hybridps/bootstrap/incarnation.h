@@ -1,4 +1,4 @@
-// hybridps/bootstrap/incarnation.h: names one life of one group, so that keys of an earlier life are never read.
+// hybridps/bootstrap/incarnation.h: the name of one life of one group, for its keys in the Store.
 //
 // destroy_process_group() followed by init_process_group() reuses the group's name. Hence the name has a run id and a
 // counter per group name. torchrun's restarts of all processes have one name: each of its agents counts the restarts

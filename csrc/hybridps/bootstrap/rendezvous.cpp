@@ -117,16 +117,11 @@ TimePoint Rendezvous::next_step() const noexcept {
   return next;
 }
 
-const MemberRecord* Rendezvous::record_at(int rank) const {
-  const auto at = static_cast<std::size_t>(rank);
-  if (at < records_.size()) return records_[at] ? &*records_[at] : nullptr;
-  if (at < roster_.members.size() && own_ack_ != RosterAck::kStale) return &roster_.members[at];
-  return nullptr;
-}
-
 ExpectedMember Rendezvous::member_at(int rank) const {
   const auto at = static_cast<std::size_t>(rank);
-  if (const MemberRecord* record = record_at(rank)) return {record->engine, describe(*record)};
+  const auto of = [](const MemberRecord& record) { return ExpectedMember{record.engine, describe(record)}; };
+  if (at < records_.size() && records_[at]) return of(*records_[at]);
+  if (at < roster_.members.size() && own_ack_ != RosterAck::kStale) return of(roster_.members[at]);
   for (const auto* known : {&options_.expected, &options_.presumed})
     if (at < known->size() && (*known)[at].engine.value != 0)
       return {(*known)[at].engine, "rank " + std::to_string(rank) + " (" + (*known)[at].where + ")"};
@@ -322,13 +317,6 @@ bool Rendezvous::take_record(int rank, const Bytes& bytes) {
   return true;
 }
 
-void Rendezvous::collect_again(int rank) {
-  records_[static_cast<std::size_t>(rank)].reset();
-  gathering_ = false;
-  proving_ = false;
-  cursor_ = 0;
-}
-
 std::vector<int> Rendezvous::map_nodes() const {
   std::vector<int> node_of;
   std::vector<std::vector<core::EngineId>> nodes;
@@ -415,8 +403,11 @@ bool Rendezvous::gather(TimePoint now) {
     // Read again the records that nobody has confirmed. For a stale record, accept only a record of another engine.
     for (std::size_t rank = 1; rank < acks_.size(); ++rank) {
       if (acks_[rank] == RosterAck::kStale) rejected_[rank] = roster_.members[rank].engine;
-      if (acks_[rank] == RosterAck::kStale || acks_[rank] == RosterAck::kNone) collect_again(static_cast<int>(rank));
+      if (acks_[rank] == RosterAck::kStale || acks_[rank] == RosterAck::kNone) records_[rank].reset();
     }
+    gathering_ = false;
+    proving_ = false;
+    cursor_ = 0;
     return true;
   }
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kNone) != acks_.end()) return moved;

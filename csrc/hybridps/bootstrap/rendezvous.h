@@ -24,9 +24,7 @@
 //          failure after kForeignGrace if nobody has come in the writer's place: the writer's record is still the same,
 //          or the writer had no record and still has none.
 //          The process may know that a member is gone, from another group or from this one. Nobody waits for such a
-//          member: the rendezvous ends, unless the group is valid already. But a record that was made before this
-//          process began may be of an earlier life of the job. Then the rendezvous waits kForeignGrace for another
-//          process in that member's place.
+//          member: the rendezvous ends, unless the group is valid already.
 // Trust    a value that does not decode, or is of another incarnation, is skipped. A timeout's message names such a
 //          value.
 #pragma once
@@ -182,8 +180,6 @@ class Rendezvous : core::Pinned {
   bool lead(core::TimePoint now);
   bool collect();
   bool take_record(int rank, const Bytes& bytes);
-  /// Gives up the proposed roster, and reads the record at `rank` again.
-  void collect_again(int rank);
   bool propose(core::TimePoint now);
   bool gather(core::TimePoint now);
   bool take_ack(int rank, const Bytes& bytes);
@@ -206,15 +202,11 @@ class Rendezvous : core::Pinned {
   std::vector<std::string> other_list_keys() const;
   /// Whether this look at `failed` also looks at lists.
   bool looks_at_lists() const noexcept;
-  /// Whether `member` was given up before. Ends the rendezvous, unless the record may be of an earlier life.
+  /// Ends the rendezvous if `member` was given up before. Returns whether the rendezvous ended.
   bool refuses(const MemberRecord& member);
-  /// Whether the record of a gone member may be of an earlier life, and there is time for another process to come.
-  bool may_be_replaced(const MemberRecord& member) const;
-  /// Ends the rendezvous if a member is gone that cannot be replaced.
+  /// Ends the rendezvous if an expected member is gone.
   void find_gone(core::TimePoint now);
   void end_without(const std::string& who, const core::Status& why);
-  /// The record of the member at a rank, from the store or the roster; null: not known.
-  const MemberRecord* record_at(int rank) const;
   /// The process at a rank, as far as known; engine 0: not known.
   ExpectedMember member_at(int rank) const;
   std::string absent_text(const std::vector<int>& absent) const;
@@ -263,7 +255,6 @@ class Rendezvous : core::Pinned {
   core::Duration pace_{};
   std::uint64_t polls_ = 0;
   std::uint64_t departures_seen_ = 0;
-  bool waits_for_other_ = false;  // in the place of a gone member, until kForeignGrace is over
 
   std::map<std::string, std::optional<Bytes>> fetched_;  // by fetch(), not yet used; in a step only
 

@@ -19,41 +19,28 @@ Status announce_failure(KeyValueStore& store, std::string_view key_prefix, int r
                         std::uint64_t wall_ms, std::uint64_t process_started_ms) {
   const std::string key = std::string(key_prefix) + "/failed";
   const core::Result<std::optional<Bytes>> present = store.try_get(key);
-  if (!present.is_ok()) return present.status();
-  if (present.value()) {
+  // kMismatch: the value there lacks our seal. A restarted job must not find that value again.
+  if (!present.is_ok() && present.status().code() != Code::kMismatch) return present.status();
+  if (present.is_ok() && present.value()) {
     const std::optional<FailedBlob> first = decode_failed(*present.value());
     if (first && written_since(*first, process_started_ms)) return Status::ok();
   }
   return store.set(key, encode_failed({failure, wall_ms, rank, {}}));
 }
 
-bool Rendezvous::may_be_replaced(const MemberRecord& member) const {
-  return !is_named() && member.made_ms != 0 && member.made_ms < options_.process_started_ms &&
-         last_step_ - started_at_ < kForeignGrace;
-}
-
 void Rendezvous::find_gone(TimePoint now) {
-  if (!options_.departures || size() == 1) return;
+  if (!options_.departures || size() == 1 || options_.departures->count() == departures_seen_) return;
   const std::uint64_t count = options_.departures->count();
-  const bool gives_up = waits_for_other_ && now - started_at_ >= kForeignGrace;
-  if (count == departures_seen_ && !gives_up) return;
   // A member may leave after the group became valid, with its part done. So poll before judging.
   poll(now);
   if (phase_ != RendezvousPhase::kPending) return;
   departures_seen_ = count;
-  if (gives_up) {
-    waits_for_other_ = false;
-    if (!is_leader() && !proving_ && own_ack_ == RosterAck::kNone) nonce_ = 0;  // look at the refused roster again
-  }
   for (int rank = 0; rank < size(); ++rank) {
     const ExpectedMember member = member_at(rank);
     if (member.engine.value == 0 || member.engine == options_.self.engine) continue;
     const Status why = options_.departures->why(member.engine);
     if (why.is_ok()) continue;
-    const MemberRecord* record = record_at(rank);
-    if (record == nullptr || !may_be_replaced(*record)) return end_without(member.where, why);
-    waits_for_other_ = true;
-    if (is_leader()) collect_again(rank);
+    return end_without(member.where, why);
   }
 }
 
@@ -85,8 +72,12 @@ std::optional<Status> Rendezvous::unreplaced_failure() {
   if (!cleared_failed_) return std::nullopt;
   const std::optional<FailedBlob> failed = decode_failed(*cleared_failed_);
   if (!failed) return std::nullopt;
-  if (failed->engines.empty()) {  // the writer had no record
-    if (failed->rank == self_rank() || failed->rank >= size() || get(record_key(failed->rank))) return std::nullopt;
+  if (failed->engines.empty()) {  // the writer had no record; a record from before the failure is of an earlier life
+    if (failed->rank == self_rank() || failed->rank >= size()) return std::nullopt;
+    const std::optional<Bytes> bytes = get(record_key(failed->rank));
+    const core::Result<MemberRecord> there = decode_record(bytes.value_or(Bytes()));
+    const bool is_older = there.is_ok() && there.value().made_ms != 0 && there.value().made_ms < failed->wall_ms;
+    if (bytes && !is_older) return std::nullopt;
     return failed->status;
   }
   for (std::size_t rank = 1; rank < records_.size(); ++rank) {
@@ -173,12 +164,7 @@ bool Rendezvous::refuses(const MemberRecord& member) {
   if (!options_.departures || member.engine == options_.self.engine) return false;
   const Status why = options_.departures->why(member.engine);
   if (why.is_ok()) return false;
-  if (may_be_replaced(member)) {
-    waits_for_other_ = true;
-    note_ = describe(member) + " is gone: " + std::string(why.message());
-  } else {
-    end_without(describe(member), why);
-  }
+  end_without(describe(member), why);
   return true;
 }
 
@@ -249,8 +235,8 @@ void Rendezvous::end(Status status, bool tell_others) {
 
   // Another rank may have been first. Then all members raise the text of that rank.
   const auto present = store_->try_get(key("failed"));
-  if (!present.is_ok()) return;
-  if (auto first = believed_failure(present.value(), false)) {
+  if (!present.is_ok() && present.status().code() != Code::kMismatch) return;  // kMismatch: as in announce_failure()
+  if (auto first = present.is_ok() ? believed_failure(present.value(), false) : std::nullopt) {
     status_ = *std::move(first);
     return;
   }

@@ -63,17 +63,17 @@ std::string Rendezvous::other_lives(const std::vector<int>& absent) {
     text += "; rank " + std::to_string(rank) + " was last seen in life " + core::quoted(theirs) + " of this group";
   }
   if (!text.empty())
-    text +=
-        ", this rank is in " + core::quoted(options_.self.incarnation) +
-        " (run id, restart count, how often the process has made the group), and ranks of two lives do not meet: give "
-        "all ranks the same hybridps.Options(incarnation=...), or the same uuid in reconfigure()";
+    text += ", this rank is in " + core::quoted(options_.self.incarnation) +
+            " (run id, how often the process has made the group), and ranks of two lives do not meet: give "
+            "all ranks the same hybridps.Options(incarnation=...), or the same uuid in reconfigure()";
   return text;
 }
 
 std::string Rendezvous::unconfirmed_text(const std::vector<int>& ranks) const {
-  return "waiting for ranks " + core::format_ranks(ranks) +
-         " to confirm the roster (the first: " + describe(roster_.members[static_cast<std::size_t>(ranks.front())]) +
-         ")";
+  const MemberRecord& first = roster_.members[static_cast<std::size_t>(ranks.front())];
+  const bool may_be_dead = first.made_ms != 0 && first.made_ms < options_.process_started_ms;
+  return "waiting for ranks " + core::format_ranks(ranks) + " to confirm the roster (the first: " + describe(first) +
+         (may_be_dead ? "; its record is from before this process began: perhaps it has not started again" : "") + ")";
 }
 
 std::vector<int> Rendezvous::absent_keys(int first, const std::function<std::string(int)>& key_of) {

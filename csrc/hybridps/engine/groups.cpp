@@ -30,7 +30,7 @@ constexpr auto kStoreAnswersWithin = std::chrono::seconds(1);
 VerdictBoard::Location location_of(const GroupCore& group) {
   // A named life has its own members. Another set of members that uses the same name later gets its own verdict key.
   const std::string life = group.options.life.empty() ? "" : " of " + group.options.incarnation;
-  return {group.options.store, group.prefix + "/verdict" + life, group.uid};
+  return {group.options.store, group.prefix + "/verdict" + life, group.uid, !life.empty()};
 }
 
 core::TimePoint timeout_of(const GroupOptions& o) {

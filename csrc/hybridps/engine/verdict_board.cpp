@@ -87,7 +87,8 @@ struct VerdictBoard::BoardState {
       const core::Result<std::optional<Bytes>> there = task.location.store->try_get(task.location.key);
       std::optional<StoredVerdict> verdict;
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
-      if (verdict && !verdict->is_of(task.location.uid, bootstrap::process_started_ms())) verdict.reset();
+      const std::uint64_t started_ms = task.location.is_named ? 0 : bootstrap::process_started_ms();
+      if (verdict && !verdict->is_of(task.location.uid, started_ms)) verdict.reset();
       if (there.is_ok() && !verdict && task.verdict)
         (void)task.location.store->set(task.location.key,
                                        encode_verdict({*task.verdict, task.location.uid, bootstrap::wall_ms()}));

@@ -42,8 +42,9 @@ class VerdictBoard : core::Pinned {
  public:
   struct Location {
     std::shared_ptr<bootstrap::KeyValueStore> store;
-    std::string key;     // the group's key, the same on all members
-    core::GroupUid uid;  // 0: this member has no roster
+    std::string key;        // the group's key, the same on all members
+    core::GroupUid uid;     // 0: this member has no roster
+    bool is_named = false;  // the key is of one life only: no verdict there is older
   };
   /// `found` runs on the board's thread for each look() that finds a verdict, but not after the destructor began.
   explicit VerdictBoard(std::function<void(core::GroupUid, const core::Status&)> found);

@@ -74,7 +74,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
     /// The codec for gradients between nodes (compress/spec.h); empty: HYBRIDPS_COMPRESS.
     std::string compress;
     /// The name of this life of the group: the same on all members, used only once. Empty: the name is made of the run
-    /// id, the restart count and how often the process has made the group.
+    /// id and how often the process has made the group.
     std::string incarnation;
     /// The order of waiting operations (worker/priority.h). A group made by split() does not inherit the value.
     std::string priority;

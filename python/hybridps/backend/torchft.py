@@ -4,7 +4,7 @@
     manager = torchft.Manager(pg=ProcessGroupHybrid(timeout=timedelta(seconds=30)), ...)
 
 Each quorum is a life of its own: members of all launchers find each other by the address that the Manager gives, whatever
-their run ids and restart counts. The engine and its connections stay from one to the next. docs/elastic.md has a whole job.
+their run ids. The engine and its connections stay from one to the next. docs/elastic.md has a whole job.
 """
 
 import threading

@@ -32,6 +32,23 @@ class BrokenStore final : public KeyValueStore {
   MemoryStore store_;
 };
 
+/// One value lacks the seal of this job, until it is written anew.
+class RefusingStore final : public KeyValueStore {
+ public:
+  core::Status set(std::string_view key, std::span<const std::uint8_t> value) override {
+    if (key == refused) refused.clear();
+    return store_.set(key, value);
+  }
+  core::Result<std::optional<Bytes>> try_get(std::string_view key) override {
+    if (key == refused) return core::Status(core::Code::kMismatch, "no seal of this job");
+    return store_.try_get(key);
+  }
+  std::string refused;
+
+ private:
+  MemoryStore store_;
+};
+
 }  // namespace
 
 TEST_CASE("bootstrap/rendezvous: everyone's timeout names the absent ranks", "[bootstrap][fast]") {
@@ -714,53 +731,56 @@ TEST_CASE("bootstrap/rendezvous: a member whose death one of the others hears of
   }
 }
 
-TEST_CASE("bootstrap/rendezvous: a dead process of an earlier life is replaced, or named after the grace",
+TEST_CASE("bootstrap/rendezvous: a member that cannot begin is told of beside a record of its earlier life",
           "[bootstrap][fast]") {
   constexpr std::uint64_t kStarted = 1'000'000;
-  for (const int dead : {0, 2}) {
-    for (const int hears : {0, 1}) {
-      for (const bool before : {true, false}) {  // whether the death is known before the record is read
-        for (const bool comes : {true, false}) {
-          if (hears == dead) continue;
-          INFO("dead " << dead << ", heard by " << hears << ", before " << before << ", comes " << comes);
-          auto store = std::make_shared<MemoryStore>();
-          World first(3, store);
-          World second(3, store, 7);
-          const auto departures = std::make_shared<Departures>();
-          for (int rank = 0; rank < 3; ++rank) {
-            first.options(rank).self.made_ms = kStarted - 1;
-            second.options(rank).self.made_ms = kStarted + 1;
-            second.options(rank).process_started_ms = kStarted;
-            second.options(rank).deadline = core::Deadline::at(second.now + seconds(1000));
-          }
-          second.options(hears).departures = departures;
-          first.start_all();
-          REQUIRE(first.run(Phase::kReady));
-          const core::EngineId gone = first.options(dead).self.engine;
-          const core::Status why(core::Code::kPeerDead, "connection refused");
-          if (before) departures->add(gone, why);
-          for (int rank = 0; rank < 3; ++rank)
-            if (rank != dead) second.start(rank);
-          second.run_for(seconds(1));
-          if (!before) departures->add(gone, why);
-          second.run_for(seconds(50));
-          for (int rank = 0; rank < 3; ++rank)
-            if (rank != dead) CHECK(second.member(rank).phase() == Phase::kPending);
-          if (comes) {
-            second.start(dead);
-            REQUIRE(second.run(Phase::kReady));
-            second.check_agreement();
-          } else if (dead == 2 && hears == 0) {  // rank 0 asks those who are late whether they live
-            REQUIRE(second.run(Phase::kFailed, seconds(20)));
-            for (const int rank : {0, 1}) {
-              CHECK(second.member(rank).status().code() == core::Code::kPeerDead);
-              CHECK(contains(message(second.member(rank)), "rank 2 on host-0 (pid 1002) of group 'g' is gone"));
-            }
-          }
-        }
-      }
-    }
+  auto store = std::make_shared<MemoryStore>();
+  World first(3, store);
+  World second(3, store, 7);
+  for (int rank = 0; rank < 3; ++rank) {
+    first.options(rank).self.made_ms = kStarted - 5000;
+    second.options(rank).self.made_ms = kStarted + 1;
+    second.options(rank).process_started_ms = kStarted;
+    second.options(rank).deadline = core::Deadline::at(second.now + seconds(1000));
   }
+  first.start_all();
+  REQUIRE(first.run(Phase::kReady));
+  const core::Status failure(core::Code::kClosed, "rank 2 could not join it: why");
+  REQUIRE(announce_failure(*store, second.options(0).key_prefix, 2, failure, kStarted - 5, kStarted - 1000).is_ok());
+  second.start(0);
+  second.start(1);
+  second.run_for(seconds(50));
+  for (const int rank : {0, 1}) CHECK(second.member(rank).phase() == Phase::kPending);
+  CHECK(contains(second.member(0).waiting_for(),
+                 "the first: rank 2 on host-0 (pid 1002); its record is from before this process began: perhaps it has "
+                 "not started again"));
+  REQUIRE(second.run(Phase::kFailed, seconds(20)));
+  for (const int rank : {0, 1}) CHECK(message(second.member(rank)) == "rank 2 could not join it: why");
+}
+
+TEST_CASE("bootstrap/rendezvous: a failure that the store refuses to read costs one life, not all",
+          "[bootstrap][fast]") {
+  auto store = std::make_shared<RefusingStore>();
+  {
+    World world(2, store);
+    store->refused = world.options(0).key_prefix + "/failed";
+    for (int rank = 0; rank < 2; ++rank) {
+      world.options(rank).process_started_ms = 1000;
+      world.options(rank).wall_ms = [] { return 2000; };
+    }
+    world.start_all();
+    REQUIRE(world.run(Phase::kFailed, seconds(2)));
+    CHECK(message(world.member(0)) == "no seal of this job");
+    CHECK(store->refused.empty());
+  }
+  World next(2, store, 7);
+  for (int rank = 0; rank < 2; ++rank) next.options(rank).process_started_ms = 10'000'000;
+  next.start_all();
+  REQUIRE(next.run(Phase::kReady));
+  store->refused = next.options(0).key_prefix + "/failed";
+  CHECK(
+      announce_failure(*store, next.options(0).key_prefix, 1, core::Status(core::Code::kClosed, "why"), 1, 1).is_ok());
+  CHECK(store->refused.empty());
 }
 
 TEST_CASE("bootstrap/rendezvous: a member that was gone before the group was made is named at once",

@@ -87,15 +87,15 @@ TEST_CASE("verdict board: a verdict of an earlier life of the job is not believe
   REQUIRE(started > 0);
   const core::GroupUid none{};
   const core::GroupUid old{3, 4};
-  const auto text_after_post = [&](const engine::StoredVerdict& there, core::GroupUid own) {
+  const auto text_after_post = [&](const engine::StoredVerdict& there, core::GroupUid own, bool is_named = false) {
     const auto store = std::make_shared<bootstrap::MemoryStore>();
     REQUIRE(store->set("group/verdict", engine::encode_verdict(there)).is_ok());
     Found found;
     VerdictBoard board = board_for(found);
-    board.look({store, "group/verdict", kUid});
-    board.post({store, "group/verdict", own}, Status(Code::kPeerDead, "of this life"));
+    board.look({store, "group/verdict", kUid, is_named});
+    board.post({store, "group/verdict", own, is_named}, Status(Code::kPeerDead, "of this life"));
     REQUIRE(until([&] {
-      board.look({store, "group/verdict", kUid});
+      board.look({store, "group/verdict", kUid, is_named});
       return found.wait(1, 0.01);
     }));
     const std::lock_guard lock(found.mutex);
@@ -114,6 +114,7 @@ TEST_CASE("verdict board: a verdict of an earlier life of the job is not believe
   CHECK(text_after_post(verdict(none, started + 1000), kUid) == "first");
   CHECK(text_after_post(verdict(kUid, started + 1000), none) == "first");
   CHECK(text_after_post(verdict(none, started + 1000), none) == "first");
+  CHECK(text_after_post(verdict(none, started - 1000), kUid, true) == "first");
 }
 
 TEST_CASE("verdict board: what was posted is written although the board goes at once") {

@@ -415,7 +415,7 @@ PROGRAM = """
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     # An agent must hear of another agent's failure before one of its own.
-    sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stderr.flush(), time.sleep(30))
+    sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stderr.flush(), time.sleep(float(os.environ["TEST_SLEEP_S"])))
     backend, path = sys.argv[1:]
     dist.init_process_group(backend)
     rank, restarts = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -456,25 +456,25 @@ def test_torchrun_restarts_and_training_goes_on_from_the_checkpoint(agents):
         torchrun = [*("-m", "torch.distributed.run", "--max-restarts", "1", "--monitor-interval", "0.1")]
         torchrun += ["--standalone"] if agents == 1 else meeting.split()
         torchrun += ["--nproc-per-node", str(2 // agents), program, harness.BACKEND, path]
-        started = [
-            subprocess.Popen(
-                [sys.executable, *torchrun],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HYBRIDPS_NODE": f"node {agent}"},
-            )
-            for agent in range(agents)
-        ]
+        started, told = [], os.path.join(folder, "output")
+        for agent in range(agents):
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "HYBRIDPS_NODE": f"node {agent}"}
+            env["TEST_SLEEP_S"] = str(30 * harness.TIME_SCALE)
+            with open(told, "a") as output:
+                command = [sys.executable, *torchrun]
+                started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, env=env))
         try:
-            done = [process.communicate(timeout=200 * harness.TIME_SCALE) for process in started]
+            done = "".join(process.communicate(timeout=200 * harness.TIME_SCALE)[0] for process in started)
         finally:
             for process in started:
                 process.terminate()
-                process.wait()
-    for process, (_, stderr) in zip(started, done, strict=True):
-        assert process.returncode == 0, stderr[-4000:]
-    words = "".join(stdout for stdout, _ in done).split(maxsplit=4)
+            for process in started:
+                process.wait(60)
+            with open(told) as output:
+                errors = output.read()[-8000:]
+                print(errors)
+    assert [process.returncode for process in started] == [0] * agents, errors
+    words = done.split(maxsplit=4)
     # Rank 0 prints what its own agent has counted: nothing if the rank of another agent died.
     assert words[:3] == ["restarts", "1" if agents == 1 else "0", "resumed"] and int(words[3]) >= 2, done
 

@@ -188,6 +188,7 @@ void Rendezvous::start(TimePoint now) {
       if (!bytes.is_ok()) return end(bytes.status(), true);
       values.push_back({key("list"), bytes.value()});
     }
+    published_ = true;
     return put_each(values);
   }
   records_.assign(1, options_.self);  // a group of one rank uses no store, but makes the same proof
@@ -352,11 +353,6 @@ Roster Rendezvous::make_roster() const {
 
 bool Rendezvous::propose(TimePoint now) {
   Roster roster = make_roster();
-  if (const Status status = check_reachable(roster); !status.is_ok()) {
-    end(Status(status.code(), "group " + core::quoted(options_.group_name) + ": " + std::string(status.message())),
-        true);
-    return false;
-  }
   roster_ = std::move(roster);
   nonce_ = roster_.nonce;
   const core::Result<Bytes> bytes = encode(roster_);
@@ -413,6 +409,12 @@ bool Rendezvous::gather(TimePoint now) {
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kNone) != acks_.end()) return moved;
   if (std::find(acks_.begin(), acks_.end(), RosterAck::kUnproven) != acks_.end()) {
     return now >= propose_not_before_ ? propose(now) : moved;
+  }
+  // Not earlier: a proposed roster may have records of dead processes, whose hosts were set otherwise.
+  if (const Status status = check_reachable(roster_); !status.is_ok()) {
+    end(Status(status.code(), "group " + core::quoted(options_.group_name) + ": " + std::string(status.message())),
+        true);
+    return true;
   }
   if (options_.find_regions) roster_.region_of = options_.find_regions(round_trips_);
   put(key("head"), encode_head({nonce_, HeadState::kValid, roster_.region_of, parts_, digest_}));

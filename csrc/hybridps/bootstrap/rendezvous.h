@@ -22,7 +22,7 @@
 //          there before our first look, does not name our engine, and is older than this process by the wall clock.
 //          Other ranks believe such a failure after kForeignGrace. Rank 0 clears such a failure, and believes the
 //          failure after kForeignGrace if nobody has come in the writer's place: the writer's record is still the same,
-//          or the writer had no record and still has none.
+//          or the writer had no record and still has none that is newer than the failure (by the clocks of its hosts).
 //          The process may know that a member is gone, from another group or from this one. Nobody waits for such a
 //          member: the rendezvous ends, unless the group is valid already.
 // Trust    a value that does not decode, or is of another incarnation, is skipped. A timeout's message names such a
@@ -248,6 +248,7 @@ class Rendezvous : core::Pinned {
 
   // Pace.
   bool started_ = false;
+  bool published_ = false;
   core::TimePoint started_at_{};
   core::TimePoint last_step_{};
   core::TimePoint next_poll_{};

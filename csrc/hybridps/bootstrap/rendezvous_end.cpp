@@ -67,7 +67,7 @@ std::optional<Status> Rendezvous::believed_failure(const std::optional<Bytes>& b
 
 // A failure that rank 0 cleared may still be of this life, if its writer wrote it before rank 0 came. The store cannot
 // tell this case from an earlier life's failure whose writer has not come again yet. But a writer that comes again
-// publishes another record.
+// publishes another record, which is newer than the failure.
 std::optional<Status> Rendezvous::unreplaced_failure() {
   if (!cleared_failed_) return std::nullopt;
   const std::optional<FailedBlob> failed = decode_failed(*cleared_failed_);
@@ -240,7 +240,8 @@ void Rendezvous::end(Status status, bool tell_others) {
     status_ = *std::move(first);
     return;
   }
-  FailedBlob failed{status_, options_.wall_ms ? options_.wall_ms() : 0, self_rank(), {options_.self.engine}};
+  FailedBlob failed{status_, options_.wall_ms ? options_.wall_ms() : 0, self_rank(), {}};
+  if (published_) failed.engines.push_back(options_.self.engine);
   for (const auto& record : records_) {
     if (record) failed.engines.push_back(record->engine);
   }

@@ -349,10 +349,9 @@ std::size_t Joiner::answer_proofs() {
       if (proof.state == intranode::shm::ProofState::kPending) continue;
       const bool proven = proof.state == intranode::shm::ProofState::kProven;
       // A record from before this process may be of a dead process, whose place another takes.
-      const bool may_be_dead = member.made_ms < bootstrap::process_started_ms();
       if (!proven)
-        core::log(may_be_dead ? core::LogLevel::kInfo : core::LogLevel::kWarn, "rank ", member.group_rank, " (",
-                  member.host_name, " pid ", member.pid,
+        core::log(member.made_ms < bootstrap::process_started_ms() ? core::LogLevel::kInfo : core::LogLevel::kWarn,
+                  "rank ", member.group_rank, " (", member.host_name, " pid ", member.pid,
                   ") gives the same node identity but does not share memory with this process: ",
                   proof.reason.message(), "; they are treated as different nodes");
       request.answers[member.group_rank] = proven;

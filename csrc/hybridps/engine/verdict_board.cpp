@@ -89,7 +89,9 @@ struct VerdictBoard::BoardState {
       if (there.is_ok() && there.value()) verdict = decode_verdict(*there.value());
       const std::uint64_t started_ms = task.location.is_named ? 0 : bootstrap::process_started_ms();
       if (verdict && !verdict->is_of(task.location.uid, started_ms)) verdict.reset();
-      if (there.is_ok() && !verdict && task.verdict)
+      // kMismatch: the value there lacks the job's seal.
+      const bool may_write = there.is_ok() || there.status().code() == Code::kMismatch;
+      if (may_write && !verdict && task.verdict)
         (void)task.location.store->set(task.location.key,
                                        encode_verdict({*task.verdict, task.location.uid, bootstrap::wall_ms()}));
       task.location.store.reset();  // may be the last reference, so it is dropped outside the lock

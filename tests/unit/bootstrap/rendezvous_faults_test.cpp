@@ -773,6 +773,20 @@ TEST_CASE("bootstrap/rendezvous: a failure that the store refuses to read costs 
     CHECK(message(world.member(0)) == "no seal of this job");
     CHECK(store->refused.empty());
   }
+  World late(2, store, 3);  // rank 0 begins after rank 1 has ended, and its clock is ahead
+  store->refused = late.options(0).key_prefix + "/failed";
+  for (int rank = 0; rank < 2; ++rank) {
+    late.options(rank).process_started_ms = rank == 0 ? 5000 : 1000;
+    late.options(rank).wall_ms = [] { return 3000; };
+    late.options(rank).deadline = core::Deadline::at(late.now + seconds(1000));
+  }
+  late.start(1);
+  REQUIRE(late.member(1).step(late.now) == Phase::kFailed);
+  late.start(0);
+  late.run_for(seconds(50));
+  CHECK(late.member(0).phase() == Phase::kPending);
+  late.run_for(seconds(20));
+  CHECK(message(late.member(0)) == "no seal of this job");
   World next(2, store, 7);
   for (int rank = 0; rank < 2; ++rank) next.options(rank).process_started_ms = 10'000'000;
   next.start_all();

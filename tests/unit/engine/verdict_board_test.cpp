@@ -91,15 +91,18 @@ TEST_CASE("verdict board: a verdict of an earlier life of the job is not believe
     const auto store = std::make_shared<bootstrap::MemoryStore>();
     REQUIRE(store->set("group/verdict", engine::encode_verdict(there)).is_ok());
     Found found;
-    VerdictBoard board = board_for(found);
-    board.look({store, "group/verdict", kUid, is_named});
-    board.post({store, "group/verdict", own, is_named}, Status(Code::kPeerDead, "of this life"));
-    REQUIRE(until([&] {
-      board.look({store, "group/verdict", kUid, is_named});
-      return found.wait(1, 0.01);
-    }));
-    const std::lock_guard lock(found.mutex);
-    return std::string(found.verdicts.front().message());
+    {
+      VerdictBoard board = board_for(found);
+      board.post({store, "group/verdict", own, is_named}, Status(Code::kPeerDead, "of this life"));
+      REQUIRE(until([&] {
+        board.look({store, "group/verdict", kUid, is_named});
+        return found.wait(1, 0.01);
+      }));
+    }
+    const auto kept = engine::decode_verdict(store->contents()["group/verdict"]);
+    REQUIRE(kept);
+    CHECK(kept->status.message() == found.verdicts.front().message());
+    return std::string(kept->status.message());
   };
   const auto verdict = [](core::GroupUid uid, std::uint64_t wall_ms) {
     return engine::StoredVerdict{Status(Code::kPeerDead, "first"), uid, wall_ms};

@@ -50,7 +50,7 @@ def main() -> None:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
     if rank == 0:
         between = hybridps.topology(mesh.get_group("between"))
-        print(f"between machines: {len(between.servers)} dedicated servers {between.servers_why}", flush=True)
+        print(f"between machines: {len(between.servers)} dedicated servers: {between.servers_why}", flush=True)
     dist.destroy_process_group()
 
 

@@ -68,17 +68,18 @@ def learned(output):
 
 
 def documented(title):
-    """The torchrun command below a heading of docs/launchers.md, as words behind "torchrun"."""
+    """The torchrun command below a heading of docs/launchers.md: its variables, and the words behind "torchrun"."""
     page = (ROOT / "docs" / "launchers.md").read_text()
     section = page.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
-    return shlex.split(re.search(r"^(?:box\w\$ )?torchrun (.*) train\.py$", section, re.M)[1])
+    found = re.search(r"^(?:box\w\$ )?((?:\w+=\S+ )*)torchrun (.*) train\.py$", section, re.M)
+    return dict(word.split("=") for word in found[1].split()), shlex.split(found[2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["Static", "c10d", "Elastic"])
 def test_torchrun(title):
     """Two agents on this machine, each a node, with the words of the page but for address and port."""
-    words, port = documented(title), free_port()
+    (variables, words), port = documented(title), free_port()
     replaced = {"boxa": "127.0.0.1", "29500": str(port), "boxa:29500": f"127.0.0.1:{port}"}
     words = [replaced.get(word, word) for word in words]
     commands = []
@@ -88,7 +89,7 @@ def test_torchrun(title):
             own[own.index("--node-rank") + 1] = str(node)
         own[own.index("--nproc-per-node") + 1] = "1"
         command = [sys.executable, "-m", "torch.distributed.run", *own, TRAIN]
-        commands.append((command, environment(HYBRIDPS_NODE=f"box{node}")))
+        commands.append((command, environment(HYBRIDPS_NODE=f"box{node}", **variables)))
     output = "".join(run(commands))
     learned(output)
     assert "2 ranks on 2 nodes" in output, output

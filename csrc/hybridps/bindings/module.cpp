@@ -186,7 +186,7 @@ py::tuple config_table() {
 }
 
 /// Checks a rank's settings on this machine as a job checks them. Returns `problems`, `warnings`, the network cards
-/// that the rank would use, and the reason for these cards. `ask`: the dedicated servers are asked, too.
+/// that the rank would use, and the reason for these cards. `ask`: without problems the dedicated servers are asked, too.
 py::dict check_settings(int local_rank, int local_size, bool ask) {
   py::dict found;
   auto config = core::Config::from_environment();
@@ -195,7 +195,7 @@ py::dict check_settings(int local_rank, int local_size, bool ask) {
   if (config.is_ok()) {
     const py::gil_scoped_release released;
     checked = engine::check_settings(config.value(), {local_rank, local_size});
-    if (ask)
+    if (ask && checked.problems.empty())
       for (core::Status& status : engine::ask_servers(checked)) checked.problems.push_back(std::move(status));
   } else {
     checked.problems.push_back(config.status());

@@ -66,6 +66,8 @@ def _look_at_settings(found: Found, extension, ranks: int) -> None:
     """As each of `ranks` local ranks has them."""
     checked = [extension.check_settings(rank, ranks, rank == 0) for rank in range(ranks)]
     found.problems += dict.fromkeys(problem for one in checked for problem in one["problems"])
+    if (servers := os.environ.get("HYBRIDPS_SERVERS", "").strip()) and not found.problems:
+        found.show("dedicated servers", f"{servers}: all answer, and have this token")
     found.notes += dict.fromkeys(warning for one in checked for warning in one["warnings"])
     first = checked[0]
     if first["control"]:
@@ -96,7 +98,8 @@ def _look_at_build(found: Found, ranks: int) -> None:
         found.show("UCX has verbs", "yes" if load.has_verbs(path) else "no")
     except ImportError as error:  # where it is needed, check_settings() finds that it is a problem
         found.notes.append(f"{error} (needed for RDMA; over TCP it is not)")
-    found.show("CUDA path", extension.cuda())
+    cuda = extension.cuda()
+    found.show("CUDA path", "none: for CPU tensors only" if "no NVIDIA driver is installed" in cuda else cuda)
     if trouble := extension.cuda_trouble():
         found.leaves_at_once = True
         found.problems.append(f'CUDA tensors cannot be carried here: {trouble}; use backend "cpu:hybridps,cuda:nccl"')

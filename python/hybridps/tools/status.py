@@ -475,7 +475,7 @@ def report(job: dict) -> str:
         if not peer["local"] and "packing" in peer
     )
     if packing:
-        states = (f"{state} ({count})" for state, count in packing.most_common())
+        states = (f"{state} ({count} paths)" for state, count in packing.most_common())
         lines.append(f"  packing without loss, by paths between nodes: {', '.join(states)}")
     for snapshot in job["engines"].values():
         tuner = (_world(snapshot) or {}).get("tuner")

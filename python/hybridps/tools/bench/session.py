@@ -90,6 +90,11 @@ class Session:
         timeout = timedelta(seconds=timeout_s)
         # A measurement against the limit of a network is one of all bytes. What is asked for is done.
         os.environ.setdefault("HYBRIDPS_COMPRESS", "off")
+        if "gloo" in backends:  # else gloo takes the address behind the host's name, on Debian 127.0.1.1
+            from hybridps.backend import load
+
+            control = load.load_extension().check_settings(0, 1, False)["control"]
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", control)
         dist.init_process_group(backends[0], timeout=timeout, **init)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.groups = {backends[0]: dist.group.WORLD}

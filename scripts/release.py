@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -737,6 +738,7 @@ def main() -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     stamp = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
     os.environ.setdefault("SOURCE_DATE_EPOCH", stamp)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("[release] stopped"))  # writes what there is
     release = Release(arguments, pythons)
     begin = time.monotonic()
     try:

@@ -29,6 +29,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PARTS = ("wheels", "server", "aarch64", "image")
 SYSTEM = ("bash", "sh", "env", "cat", "uname", "ldconfig")  # what a trial sees beside Python: no compiler
 VERSION = re.compile(r'(?m)^version = "([^"]+)"$')
+SECRETS = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this trial"}
+SERVER_SETTINGS = {**SECRETS, "HYBRIDPS_NODE": "server", "UCX_MEM_EVENTS": "n"}
 QEMU = ("qemu-aarch64", "qemu-aarch64-static")
 # Licences of what a file of a release contains, or needs of the system.
 SPDX = ("Apache-2.0", "BSD-3-Clause", "LGPL-2.1-or-later", "MIT")  # names that the format knows
@@ -547,7 +549,7 @@ class Release:
         container = run("buildah", "from", "--name", f"hybridps-release-{os.getpid()}", tag).strip()
         row.why = "tried with buildah's chroot, no container runtime"
         self.container = container
-        passed = [f"--env={name}" for name in ("HYBRIDPS_SECURITY", "HYBRIDPS_TOKEN", "HYBRIDPS_NODE")]
+        passed = [f"--env={name}={value}" for name, value in SERVER_SETTINGS.items()]  # older ones pass no value on
         isolation = os.environ.get("BUILDAH_ISOLATION", "chroot")
         program = "/opt/hybridps/bin/hybridps-server"
         return ["buildah", "run", "--isolation", isolation, *passed, container, "--", program]
@@ -665,8 +667,7 @@ class Trial:
 
     def train_with(self, server: list) -> None:
         """The same on three nodes, by TLS through a dedicated server that this command starts."""
-        secrets = {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this trial"}
-        env = {**os.environ, **secrets, "HYBRIDPS_NODE": "server", "UCX_MEM_EVENTS": "n"}
+        env = {**os.environ, **SERVER_SETTINGS}
         command = [*map(str, server), "--listen", "127.0.0.1:0"]
         pipes = {"stdout": subprocess.PIPE, "stderr": (WORK / "server-stderr.log").open("w"), "text": True}
         process = subprocess.Popen(command, env=env, **pipes)
@@ -676,7 +677,7 @@ class Trial:
             if not port:
                 raise Failed(f"the server does not listen: {line.strip()[:120]} (build/dist/server-stderr.log)")
             servers = {"HYBRIDPS_SERVERS": f"127.0.0.1:{port[1]}", "HYBRIDPS_SERVERS_REQUIRED": "1"}
-            self.train("1 dedicated server", ("a", "b", "c"), **secrets, **servers)
+            self.train("1 dedicated server", ("a", "b", "c"), **SECRETS, **servers)
         finally:
             process.terminate()
             try:

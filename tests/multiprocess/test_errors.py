@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -383,7 +384,9 @@ def told_by_the_store(rank, world):
         keys = [key for key in context.store.list_keys() if key.endswith("/rec/1")]
         assert len(keys) == 1, keys
         code_peer_dead = 4
-        context.store.set(keys[0][: -len("rec/1")] + "verdict", bytes([0x76, code_peer_dead]) + b"rank 7 is gone")
+        # As engine/verdict_board.cpp writes it for a member without a roster: code, uid 0, milliseconds since 1970, text.
+        head = struct.pack("<BB16xQ", 0x76, code_peer_dead, int(time.time() * 1000))
+        context.store.set(keys[0][: -len("rec/1")] + "verdict", head + b"rank 7 is gone")
         context.store.wait(["told"])
     else:
         with pytest.raises(RuntimeError, match="rank 7 is gone"):

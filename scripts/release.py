@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "dist"
-SITE = WORK / "site-packages"  # torch and UCX: at one path for every row the flags are equal, and ccache finds
+SITE = WORK / "site-packages"  # torch, UCX and numpy: at one path for every row the flags are equal, and ccache finds
 TREE = WORK / "tree"  # the source distribution, unpacked
 TORCHES = ("2.15", "2.14", "2.13", "2.12", "2.11")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -435,7 +435,7 @@ class Release:
         try:
             self.build_python(row.python)
             try:
-                self.packages(f"torch=={row.torch}.*", *requirements("libucx-cu13"))
+                self.packages(f"torch=={row.torch}.*", *requirements("libucx-cu13", "numpy"))
             except Failed as error:
                 if "No matching distribution found for torch" not in str(error):
                     raise

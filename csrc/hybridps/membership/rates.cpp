@@ -123,7 +123,7 @@ void RateMeter::on_servers(const schedule::Topology& topology) {
 void RateMeter::on_started(std::uint64_t sequence, const wire::Signature& signature) {
   if (measured_ || sequence % kMeasureEvery != kMeasureEvery - 1) return;
   if (signature.kind != schedule::Kind::kAllReduce || signature.total_bytes < kMeasureBytesMin) return;
-  measured_.emplace();
+  measured_ = Measured{};
   measured_->sequence = sequence;
   measured_->round_trips.resize(partners_.size());
   next_echo_ = core::Clock::now() + kMeasureAfter;

@@ -229,13 +229,13 @@ core::Result<Endpoint*> TcpTransportImpl::connect(core::EngineId peer, std::span
 void TcpTransportImpl::introduce(core::EngineId peer, std::span<const std::byte> address) {
   const core::Result<TcpAddress> of = decode_tcp_address(address);
   if (!of.is_ok()) return;  // connect() tells
-  const auto [found, is_new] = names_.emplace(of.value().id, peer);
-  if (!is_new) return;
+  const TcpId theirs = of.value().id;
+  if (!names_.emplace(theirs, peer).second) return;
   for (const auto& link : links_)
-    if (link->peer == found->first && link->name.value != 0) renamed_.emplace(std::exchange(link->name, peer), peer);
+    if (link->peer == theirs && link->name.value != 0) renamed_.emplace(std::exchange(link->name, peer), peer);
   for (const auto& [id, name] : unnamed_)
-    if (id == found->first) renamed_.emplace(name, peer);
-  std::erase_if(unnamed_, [&](const auto& one) { return one.first == found->first; });
+    if (id == theirs) renamed_.emplace(name, peer);
+  std::erase_if(unnamed_, [&](const auto& one) { return one.first == theirs; });
 }
 
 core::EngineId TcpTransportImpl::name_of(core::EngineId from) {

@@ -219,7 +219,7 @@ ssize_t TlsChannel::send(const iovec* parts, std::size_t count) {
       bytes = 0;
       while (i < count && bytes < kRecordBytes) {
         const std::size_t some = std::min(parts[i].iov_len - at, kRecordBytes - bytes);
-        std::memcpy(record.data() + bytes, static_cast<const std::byte*>(parts[i].iov_base) + at, some);
+        if (some > 0) std::memcpy(record.data() + bytes, static_cast<const std::byte*>(parts[i].iov_base) + at, some);
         bytes += some;
         at += some;
         if (at == parts[i].iov_len) {

@@ -84,8 +84,8 @@ const auto& settings() {
               "Interface for control, and for data over TCP. Unset: the one that routes to MASTER_ADDR; if that is "
               "loopback here (127.0.1.1), the default route's, else the only one."},
       Setting{"PORTS", SettingKind::kPorts, &Config::ports, "", 0, 0,
-              "Range of TCP ports that ranks listen on, as 20000-20099, for firewalls. A machine needs two per rank, "
-              "and one more per further card and connection. Unset: any free port."},
+              "Range of TCP ports that ranks listen on, as 20000-20099, for firewalls. A rank needs one, and one for "
+              "each connection of each card: two as a rule. Unset: any free port."},
       Setting{"TCP_CONGESTION", SettingKind::kText, &Config::tcp_congestion, "", 0, 0,
               "Congestion control of hybridps' own TCP, not of UCX: bbr if the path loses packets. Unset: the "
               "kernel's (net.ipv4.tcp_congestion_control)."},

@@ -251,6 +251,42 @@ def state_moves(rank, world):
     torch.testing.assert_close(saved(model, None), want)
 
 
+class Heads(nn.Module):
+    """One head a step, or none: what another head owes is still owed when the next backward comes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.heads = nn.Linear(6, 6), nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x, head):
+        x = self.trunk(x)
+        return x if head is None else self.heads[head](x)
+
+
+def heads_in_turn(rank, world):
+    def steps(model, call, optimizer, head_of):
+        for step in range(2 * STEPS):
+            optimizer.zero_grad()
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + rank))
+            call(x, head_of(step)).square().mean().backward()
+            optimizer.step()
+        if isinstance(optimizer, hybridps.CrossBarrier):
+            optimizer.synchronize()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    turns = (lambda step: step % 2, lambda step: (step + rank) % 2, lambda step: (0, None, None, 1, 1)[step % 5])
+    for head_of in turns:
+        model = Heads()
+        ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        want = steps(model, ddp, sgd(model.parameters()), head_of)
+        model = Heads()
+        optimizer = hybridps.CrossBarrier(model, sgd, bucket_bytes=1)
+        assert len(optimizer._gradients.buckets) == 6
+        torch.testing.assert_close(steps(model, model, optimizer, head_of), want)
+        optimizer.close()
+
+
 def refused(rank, world):
     def start(**options):
         torch.manual_seed(0)
@@ -323,6 +359,29 @@ def refused(rank, world):
     with pytest.raises(RuntimeError, match="KeepsState keeps state in its parameter groups.*count"):
         optimizer.step()
 
+    # After an error of communication the model is torch's alone again.
+    for has_stepped in (True, False):
+        model, optimizer = start(bucket_bytes=1)
+        for _ in range(MEASURED_STEPS + 1):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        if not has_stepped:
+            model(x).sum().backward()
+        with pytest.MonkeyPatch.context() as patched:
+
+            def fails(bucket):
+                raise dist.DistNetworkError("a rank is gone")
+
+            patched.setattr("hybridps.training.gradients.Bucket.wait", fails)
+            with pytest.raises(dist.DistNetworkError, match="a rank is gone"):
+                optimizer.close()
+            model.load_state_dict(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).state_dict())
+            optimizer.close()
+        for module in model.modules():
+            assert not (module._forward_pre_hooks or module._state_dict_pre_hooks or module._load_state_dict_pre_hooks)
+        hybridps.CrossBarrier(model, sgd).close()
+
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     elsewhere = nn.Parameter(torch.ones(3))
     for model, make, said in (
@@ -340,6 +399,7 @@ def on_two(rank, world):
     trains_as_ddp(rank, world, None)
     layer_by_layer(rank, world)
     state_moves(rank, world)
+    heads_in_turn(rank, world)
     refused(rank, world)
 
 

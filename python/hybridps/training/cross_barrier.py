@@ -431,10 +431,15 @@ class CrossBarrier(torch.optim.Optimizer):
         self._inner.__setstate__({"state": self.state, "param_groups": self.param_groups})
 
     def close(self) -> None:
-        """synchronize(), and takes the hooks off model and parameters; they are torch's alone again."""
-        self.synchronize()
-        self._drop_sent()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._gradients.close()
+        """synchronize(), and takes the hooks off model and parameters; they are torch's alone again. After an error
+        of communication some buckets are stepped and others are not: load a checkpoint."""
+        try:
+            self.synchronize()
+            self._drop_sent()
+        finally:
+            self._owed.clear()
+            self._sent = False
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            self._gradients.close()

@@ -163,7 +163,7 @@ class GradientBuckets:
         self.touched: set[torch.Tensor] = set()  # had a gradient in any backward since restart()
         self._next = 0
         self._in_backward = False
-        self._factor = 1.0 / dist.get_world_size(group)
+        self._factor = 1.0
         self._place = {p: (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
         self._hooks = []
         for parameter in self._place:
@@ -236,6 +236,8 @@ class GradientBuckets:
                 "earlier backward() ended in an exception: then start again on all ranks. Or one backward() runs "
                 "inside another, as with torch.utils.checkpoint(use_reentrant=True): use use_reentrant=False"
             )
+        if bucket.missing == len(bucket.parameters):
+            self._factor = 1.0 / dist.get_world_size(self.group)  # reconfigure() may have changed it
         if parameter.grad is None:
             bucket.views[index].zero_()
         else:
@@ -255,7 +257,10 @@ class GradientBuckets:
 
     @torch.no_grad()
     def _launch(self) -> None:
-        while self._next < len(self.order) and (bucket := self.buckets[self.order[self._next]]).missing == 0:
+        while self._next < len(self.order):
+            bucket = self.buckets[self.order[self._next]]
+            if bucket.missing > 0 or bucket.work is not None:  # it is not full, or still has the last round's sums
+                return
             bucket.launch(self.group)
             self._next += 1
 

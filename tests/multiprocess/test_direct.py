@@ -201,6 +201,7 @@ def optimizers(rank, world):
         {"scaler": 1024.0, "clip": 0.05},
         {"passes": 3},
         {"closure": True},
+        {"closure": True, "passes": 2},
         {"mixed": True},
     ):
         # Buckets of 500 bytes: several, as DDP would have with a larger model. The bits are DDP's where sums have one
@@ -238,6 +239,13 @@ def optimizers(rank, world):
         optimizer.step()
     torch.testing.assert_close(model.second.bias.detach(), before - 1 / world)
     assert type(optimizer) is torch.optim.SGD and len(pickle.dumps(optimizer)) > 0 and copy.deepcopy(model) is not None
+
+    # A closure without a backward on one rank.
+    optimizer.set_backward_passes_per_step(1)
+    optimizer.zero_grad()
+    before = model.second.bias.detach().clone()
+    optimizer.step(lambda: model(torch.ones(1, 8)).sum().backward() if rank == 0 else None)
+    torch.testing.assert_close(model.second.bias.detach(), before - 1 / world)
 
     # Passes: what is on its way can be dropped, and the number changes between steps.
     optimizer.set_backward_passes_per_step(1)

@@ -98,11 +98,71 @@ def test_arguments_are_checked(world_of_one):
     with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer, not Linear"):
         hybridps.DistributedOptimizer(model)
     optimizer = make(backward_passes_per_step=2)
-    with pytest.raises(ValueError, match="is already a DistributedOptimizer"):
-        hybridps.DistributedOptimizer(optimizer)
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(RuntimeError, match="cannot change while 1 passes are waiting"):
         optimizer.set_backward_passes_per_step(1)
+
+
+def test_it_is_made_again_for_the_same_optimizer(world_of_one):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert hybridps.DistributedOptimizer(optimizer, backward_passes_per_step=3) is optimizer
+    model(torch.ones(1, 2)).sum().backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match="make it again after you unfreeze"):
+        optimizer.step()
+    optimizer.zero_grad()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):  # hooks of the one before are gone
+        hybridps.DistributedOptimizer(optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.step()
+    for parameter, old, gradient in zip(model.parameters(), before, gradients, strict=True):
+        assert torch.equal(parameter.detach(), old - 0.1 * gradient)
+
+
+def test_closures_keep_their_place(world_of_one):
+    class Named(torch.optim.SGD):
+        def step(self, *, closure=None):
+            return super().step(closure)
+
+    calls = []
+
+    def closure():
+        calls.append(1)
+        return 7.0
+
+    for make in (torch.optim.SGD, Named):
+        optimizer = hybridps.DistributedOptimizer(make(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+        assert optimizer.step(closure=closure) == 7.0
+    assert len(calls) == 2
+
+    other = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    other.skip_synchronize = None
+    with pytest.raises(ValueError, match="of another library"):
+        hybridps.DistributedOptimizer(other)
+
+
+def test_a_parameter_may_stand_twice_in_an_optimizer(world_of_one):
+    model = torch.nn.Linear(2, 1)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.SGD([*model.parameters(), model.weight], lr=0.1)
+    hybridps.DistributedOptimizer(optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight.grad, torch.ones(1, 2))
+
+
+def test_the_mean_is_over_the_ranks_that_there_are(world_of_one, monkeypatch):
+    model = torch.nn.Linear(2, 1)
+    optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for ranks in (1, 4):  # as if reconfigure() had brought three
+        monkeypatch.setattr("hybridps.training.gradients.dist.get_world_size", lambda group=None, ranks=ranks: ranks)
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        assert torch.equal(model.weight.grad, torch.full((1, 2), 1 / ranks))
 
 
 def test_buckets_have_one_kind_and_their_least_size():

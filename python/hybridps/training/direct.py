@@ -15,7 +15,7 @@ import contextlib
 import enum
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -417,6 +417,13 @@ class _Averager:
         )
         self.average = True  # at the next step(), unless a backward has done it
         self.skipping = False
+        self.hook: Any = None
+
+    def follow(self, before: "_Averager") -> None:
+        """Averages for the optimizer of `before` from now on."""
+        before.hook.remove()
+        before.gradients.close()
+        self.gradients.touched |= {parameter for parameter in before.gradients.touched if parameter in self.gradients}
 
     def set_passes(self, passes: int) -> None:
         if passes < 1:
@@ -454,7 +461,7 @@ class _Averager:
         if self.passes_done or self.average:
             self.reduce()
 
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if self.gradients.closed:
             raise RuntimeError(
                 f"{here(self.gradients.group)}: another DistributedOptimizer was made over the same parameters, so "
@@ -462,8 +469,18 @@ class _Averager:
                 "parameters"
             )
         self.gradients.check_step(optimizer.param_groups)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None and not self.skipping:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.average_for_step()
+        if not callable(closure) or isinstance(closure, _Averaged):  # ours: step() of a subclass calls its base's
+            return None
+        averaged = _Averaged(self, optimizer, closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": averaged}
+        return (args[0], averaged, *args[2:]), kwargs
+
+    def average_for_step(self) -> None:
+        if not self.skipping:
             self.synchronize()
         self.average = True
 
@@ -474,6 +491,19 @@ class _Averager:
             yield
         finally:
             self.skipping = False
+
+
+class _Averaged:
+    """A closure for step(), after which gradients are the mean, if its backward has not made them so."""
+
+    def __init__(self, averager: _Averager, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]):
+        self.averager, self.optimizer, self.closure = averager, optimizer, closure
+
+    def __call__(self) -> Any:
+        loss = self.closure()
+        self.averager.gradients.check_step(self.optimizer.param_groups)
+        self.averager.average_for_step()
+        return loss
 
 
 def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horovod know it
@@ -505,7 +535,8 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
     are each rank's own. Refused: sparse gradients, DTensors, LBFGS, parameters that were added or unfrozen later.
 
     Making one is a collective. If parameters differ between ranks, all raise RanksDisagree. Making another
-    DistributedOptimizer over the same parameters takes them from this one.
+    DistributedOptimizer over the same parameters takes them from this one. Making it again of the same optimizer begins
+    anew, with what is trainable then.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -515,10 +546,12 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
             "loss, so the ranks would not stay together. What to do: use another optimizer, or the stock LBFGS with a "
             "closure that averages the loss and the gradients (hybridps.push_pull)"
         )
-    if hasattr(optimizer, "skip_synchronize"):
-        raise ValueError("DistributedOptimizer: this optimizer is already a DistributedOptimizer")
+    before = getattr(optimizer, "_averager", None)
+    if hasattr(optimizer, "skip_synchronize") and not isinstance(before, _Averager):
+        raise ValueError("DistributedOptimizer: this optimizer is the DistributedOptimizer of another library")
     compression = Compression.check(compression)
-    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # torch allows a parameter twice, with a warning.
+    members = list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
     if named_parameters is None:
         named = [(f"parameter {index}", parameter) for index, parameter in enumerate(members)]
     else:
@@ -542,9 +575,12 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
                 f"{shapes}. What to do: pass the parameters of every model that the optimizer steps, or pass none"
             )
     averager = _Averager(named, compression, backward_passes_per_step, process_group, bucket_bytes)
-    optimizer.register_step_pre_hook(averager.before_step)
+    if before is not None:
+        averager.follow(before)
+    averager.hook = optimizer.register_step_pre_hook(averager.before_step)
     # Attributes of the object, so that its class stays torch's, and with it pickle, schedulers and whoever asks for the
     # type.
+    optimizer._averager = averager  # type: ignore[attr-defined]
     optimizer.synchronize = averager.synchronize  # type: ignore[attr-defined]
     optimizer.skip_synchronize = averager.skip  # type: ignore[attr-defined]
     optimizer.set_backward_passes_per_step = averager.set_passes  # type: ignore[attr-defined]

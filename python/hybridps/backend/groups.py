@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from torch.distributed import ProcessGroup
 
     from hybridps._C import ProcessGroupHybrid
@@ -32,3 +34,12 @@ def backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
     if not isinstance(backend, kind):
         raise ValueError(f"hybridps: the group's backend is {backend.name()}, not hybridps")
     return backend
+
+
+def timeout_of(group: ProcessGroup | None) -> timedelta | None:
+    """Of the operations of a hybridps group, for groups that are made beside it: new_group() does not take it over.
+    None: of another backend."""
+    try:
+        return backend_of(group).options.timeout
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridps.backend.groups import backend_of
+from hybridps.backend.groups import backend_of, timeout_of
 from hybridps.backend.load import load_extension
 
 __all__ = ["HookState", "backend_of", "ddp_hook", "load_state_dict", "ratio", "state_dict", "stats"]
@@ -36,7 +36,9 @@ class HookState:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         options = load_extension().ProcessGroupHybrid.Options(compress=codec)
         # Of torch's ways to make a group over some ranks, this one does not ask those outside.
-        self.group = dist.new_group(ranks, backend="hybridps", pg_options=options, use_local_synchronization=True)
+        self.group = dist.new_group(
+            ranks, timeout_of(process_group), backend="hybridps", pg_options=options, use_local_synchronization=True
+        )
         self.codec: str = backend_of(self.group).compression()
 
     def __repr__(self) -> str:

@@ -12,13 +12,14 @@ Threads: the caller's; with `staleness` also those of _rounds.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from hybridps.backend.groups import backend_of
+from hybridps.backend.groups import backend_of, timeout_of
 from hybridps.training.agreement import agree, broadcast_tensors, here
 from hybridps.training.rounds import Rounds
 
@@ -99,7 +100,8 @@ class LocalSteps:
         age of a contribution is the number of rounds that its rank has missed: at most `staleness`, else the others
         wait. It counts (1 + age) ** -age_power. patience: how long a round waits for ranks that are nearly ready, as a
         part of a round's time. schedule(round) -> ranks that take part, instead of quorum: then all bits are
-        determined. Without fragments and delay.
+        determined. Without fragments and delay. The next round must come within 30 minutes, or within the timeout of
+        init_process_group if that is longer.
     process_group: the ranks that train together, of any backend; the world by default. Exchanges have their own group.
 
     A learning-rate scheduler belongs to the inner optimizer. With a GradScaler: scaler.step(optimizer),
@@ -169,7 +171,8 @@ class LocalSteps:
         self._rounds_done = 0
         if staleness is not None:
             self._newest = self._fragments[0].base.clone()
-            self._control = self._new_group("none")
+            # A receive there waits for the next round.
+            self._control = self._new_group("none", timedelta(minutes=30))
             self._rounds = Rounds(
                 self._control, self._contribute, self._merge_round, staleness, quorum, age_power, patience, schedule
             )
@@ -217,12 +220,17 @@ class LocalSteps:
         check(1 <= quorum <= size, f"quorum={quorum}", f"1 to {size}")
         check(fragments == 1 and self.delay == 0, "staleness with fragments or delay", "one of both ways to overlap")
 
-    def _new_group(self, compress: str) -> dist.ProcessGroup:
+    def _new_group(self, compress: str, least: timedelta = timedelta(0)) -> dist.ProcessGroup:
         from hybridps.backend.load import load_extension
 
         ranks = dist.get_process_group_ranks(self._parent or dist.group.WORLD)
         options = load_extension().ProcessGroupHybrid.Options(compress=compress)
-        return dist.new_group(ranks, backend="hybridps", pg_options=options, use_local_synchronization=True)
+        timeout = timeout_of(self._parent)
+        if timeout is not None:
+            timeout = max(timeout, least)
+        return dist.new_group(
+            ranks, timeout, backend="hybridps", pg_options=options, use_local_synchronization=True
+        )
 
     def _check(self) -> None:
         if self._broken:

@@ -492,6 +492,7 @@ def test_doctor_finds_nothing_wrong_here():
         ({"HYBRIDPS_SERVERS": "nonsense"}, "HYBRIDPS_SERVERS: 'nonsense' is not HOST:PORT"),
         ({"HYBRIDPS_TOKEN_FILE": "~/no such token"}, "HYBRIDPS_TOKEN_FILE /nobody/no such token: No such file"),
         ({"HYBRIDPS_POOL_BYTES": "lots"}, "HYBRIDPS_POOL_BYTES='lots' is not valid"),
+        ({"LOCAL_WORLD_SIZE": "many"}, "LOCAL_WORLD_SIZE=many is no number of ranks: unset it, or give --ranks"),
         ({"HYBRIDPS_DATA_INTERFACES": "eth9"}, "HYBRIDPS_DATA_INTERFACES: there is no network device 'eth9'"),
     ],
 )
@@ -500,6 +501,40 @@ def test_doctor_checks_what_a_job_checks(environment, problem):
     assert done.returncode == 1, done.stdout
     assert re.search(f"^problem: {problem}", done.stdout, re.M), done.stdout
     assert done.stdout.rstrip().endswith("not usable here") and "Traceback" not in done.stderr
+
+
+def test_groups_of_the_helpers_have_the_timeout_of_their_parent():
+    done = python(
+        "import torch, torch.distributed as dist, hybridps\n"
+        "from datetime import timedelta\n"
+        "from hybridps.backend.groups import backend_of\n"
+        "timeout_of = lambda group: backend_of(group).options.timeout\n"
+        "for hours in (0.1, 6):\n"
+        "    own = timedelta(hours=hours)\n"
+        "    dist.init_process_group('hybridps', rank=0, world_size=1, store=dist.HashStore(), timeout=own)\n"
+        "    assert timeout_of(hybridps.compress.HookState('int8').group) == own\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    local = hybridps.LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, staleness=1)\n"
+        "    assert timeout_of(local._group) == own\n"
+        "    assert timeout_of(local._control) == max(own, timedelta(minutes=30))\n"
+        "    local.close()\n"
+        "    dist.destroy_process_group()\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_doctor_goes_on_without_shared_memory():
+    done = python(
+        "import os, sys\n"
+        "def statvfs(path):\n"
+        "    raise FileNotFoundError(2, 'No such file or directory')\n"
+        "os.statvfs = statvfs\n"
+        "sys.argv = ['hybridps', 'doctor']\n"
+        "from hybridps.tools.cli import main\n"
+        "sys.exit(main())"
+    )
+    assert done.returncode == 0 and "none: No such file or directory" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("ok")
 
 
 def test_doctor_ends_although_a_call_of_the_driver_may_never_return():

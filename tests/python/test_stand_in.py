@@ -150,3 +150,15 @@ def test_run_refuses_what_cannot_work(arguments, environment, status, words):
     done = hybridps(*arguments, **environment)
     assert done.returncode == status
     assert words in done.stderr
+
+
+def test_a_backend_of_the_older_interface_is_left_to_make_its_groups(monkeypatch):
+    from hybridps.backend import stand_in
+
+    def creator(store, rank, size, timeout):
+        return store, rank, size, timeout
+
+    own = types.SimpleNamespace(creator_fn=creator, extended_api=False)
+    monkeypatch.setattr(stand_in, "_named_by_the_caller", lambda: True)
+    of = types.SimpleNamespace(store="store", group_rank=2, group_size=3, timeout=4)
+    assert stand_in._creator("mine", own, True)(of, None) == ("store", 2, 3, 4)

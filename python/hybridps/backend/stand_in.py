@@ -68,7 +68,10 @@ def _creator(name: str, own, leave_side_groups: bool):
     def create(dist_backend_opts, pg_options):
         global _told
         if leave_side_groups and _named_by_the_caller():
-            return own.creator_fn(dist_backend_opts, pg_options)
+            if own.extended_api:
+                return own.creator_fn(dist_backend_opts, pg_options)
+            of = dist_backend_opts
+            return own.creator_fn(of.store, of.group_rank, of.group_size, of.timeout)
         if name == "gloo" and (problem := _not_as_gloo()):
             from hybridps.backend.announce import tell_of_failed_start
 

@@ -135,6 +135,14 @@ def _look_at_torch(found: Found, ranks: int) -> None:
         found.problems.append('torch.distributed.is_backend_available("hybridps") is false')
 
 
+def _local_ranks(found: Found, asked: int) -> int:
+    text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    if not asked and not text.isdecimal():
+        found.problems.append(f"LOCAL_WORLD_SIZE={text} is no number of ranks: unset it, or give --ranks")
+        return 1
+    return max(1, asked or int(text))
+
+
 def run(arguments) -> int:
     if arguments.cluster:
         return cluster.run(arguments, interfaces())
@@ -142,9 +150,12 @@ def run(arguments) -> int:
     found.show("python", f"{platform.python_version()} ({sys.executable})")
     found.show("kernel", platform.release())
     found.show("cores", len(os.sched_getaffinity(0)))
-    shm = os.statvfs("/dev/shm")
-    found.show("/dev/shm free", f"{shm.f_bavail * shm.f_frsize / 2**20:.0f} MiB")
-    _look_at_torch(found, arguments.ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    try:
+        shm = os.statvfs("/dev/shm")
+        found.show("/dev/shm free", f"{shm.f_bavail * shm.f_frsize / 2**20:.0f} MiB")
+    except OSError as error:
+        found.show("/dev/shm free", f"none: {error.strerror}")
+    _look_at_torch(found, _local_ranks(found, arguments.ranks))
     if problem := status.forbidden():
         found.notes.append(
             f"{problem}: ranks of this machine cannot share memory, and `hybridps status` cannot ask them"

@@ -262,9 +262,15 @@ def _run_launch(launch, client):
     if launch.store == "agent":
         store_pid = _fork(lambda: _store_main(listener.fileno(), port))
     pids = []
+    # No rank begins before all are processes: what one writes to the Store before another one's process starts counts as
+    # left from an earlier life.
+    all_are_there, not_yet = os.pipe()
     for rank in range(launch.world):
 
         def main(rank=rank):
+            os.close(not_yet)
+            os.read(all_are_there, 1)
+            os.close(all_are_there)
             hosting = launch.store == "rank0" and rank == 0
             client.close()
             if not hosting:
@@ -272,6 +278,8 @@ def _run_launch(launch, client):
             return _rank_main(launch, rank, start, port, listener.fileno() if hosting else -1)
 
         pids.append(_fork(main))
+    os.close(all_are_there)
+    os.close(not_yet)
     listener.close()
 
     reports = [RankReport(rank) for rank in range(launch.world)]

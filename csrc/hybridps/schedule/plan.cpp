@@ -390,6 +390,33 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
   return std::max<std::uint64_t>(card_bytes / std::max<std::uint64_t>(1, fan), 2 * kSmallestChunkBytes);
 }
 
+namespace {
+
+/// What an uplink may have under way, in windows of a card: more than a card, since a stream that waits for a lost
+/// packet leaves the uplink idle, where other streams keep a card busy.
+constexpr double kUplinkWindows = 4.0;
+/// A stream with a smaller part of what its uplink carries has its part of the card only: many streams share the queue.
+constexpr double kUplinkPartMin = 0.25;
+
+/// What the busier uplink between this rank and `member` carries in an allreduce with levels, in tensors; 0: there is
+/// none between them.
+double uplink_load(const Topology& topology, int member) {
+  if (topology.regions() < 2 || topology.is_dedicated(member) || topology.is_dedicated(topology.rank())) return 0.0;
+  const int here = topology.region_of(topology.my_node());
+  const int there = topology.region_of(topology.node_of(member));
+  if (here == there) return 0.0;
+  double total = 0.0;
+  for (int node = 0; node < topology.nodes(); ++node) total += topology.weight(node);
+  const auto load = [&](int region) {
+    double owned = 0.0;
+    for (const int node : topology.nodes_in(region)) owned += topology.weight(node);
+    return 1.0 + (topology.regions() - 2) * (total > 0.0 ? owned / total : 1.0);
+  };
+  return std::max(load(here), load(there));
+}
+
+}  // namespace
+
 std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology) {
   const int me = topology.rank();
   const int ranks = topology.size();
@@ -424,7 +451,10 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
       if (!topology.is_dedicated(me) && topology.agent(topology.my_node(), member) == me) flow += share(member);
       if (!topology.is_dedicated(member) && topology.agent(topology.node_of(member), me) == member) flow += share(me);
     }
-    const auto part = static_cast<std::uint64_t>(static_cast<double>(card_bytes) * flow / busiest);
+    auto part = static_cast<std::uint64_t>(static_cast<double>(card_bytes) * flow / busiest);
+    if (const double uplink = uplink_load(topology, member); uplink > 0.0 && flow >= kUplinkPartMin * uplink)
+      part =
+          std::max(part, static_cast<std::uint64_t>(kUplinkWindows * static_cast<double>(card_bytes) * flow / uplink));
     windows[static_cast<std::size_t>(member)] = flow > 0.0 ? std::max(part, 2 * kSmallestChunkBytes) : equal;
   }
   return windows;

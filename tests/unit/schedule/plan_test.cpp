@@ -803,6 +803,32 @@ TEST_CASE("schedule: windows follow what an allreduce sends", "[schedule][fast]"
     CHECK((window == 0 || window == 32 * kKiB));
 }
 
+TEST_CASE("schedule/plan: windows over an uplink follow what the uplink carries", "[schedule][fast]") {
+  using namespace hybridps::schedule;
+  constexpr std::uint64_t kCard = 1024 * 1024;
+  // `regions` of `nodes` one-rank nodes each; the windows of rank 0.
+  const auto windows = [](int regions, int nodes, std::vector<double> weights = {}) {
+    std::vector<int> ranks(static_cast<std::size_t>(regions * nodes));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<int> region_of;
+    for (const int rank : ranks) region_of.push_back(rank / nodes);
+    return windows_bytes(kCard, Topology(ranks, 0, std::move(weights)).with_regions(region_of));
+  };
+  // Two regions put one tensor on the uplink, half of it between rank 0 and its partner.
+  const auto two = windows(2, 2);
+  CHECK(two[2] == 2 * kCard);
+  CHECK(two[1] <= kCard);  // on the own switch: a part of the card
+  CHECK(windows(2, 1)[1] == 4 * kCard);
+  CHECK(windows(2, 4)[4] == kCard);
+  // Eight streams share the uplink's queue: each has its part of the card.
+  CHECK(windows(2, 8)[8] < kCard / 4);
+  // Three regions: 4/3 of a tensor crosses each uplink, 1/3 to each of two partners.
+  CHECK(windows(3, 2)[2] == kCard);
+  // The region that owns more has the busier uplink: 1 + 3/4.
+  const auto uneven = windows(3, 1, {6, 1, 1});
+  CHECK(uneven[1] == static_cast<std::uint64_t>(4.0 * kCard * (0.75 + 0.125) / 1.75));
+}
+
 TEST_CASE("schedule/plan: ranks of a node own by their cards", "[schedule][fast]") {
   using namespace hybridps::schedule;
   const Topology equal({0, 0, 1, 1}, 0);

@@ -471,7 +471,8 @@ def deadline(rank, world, timeout_s, elements=10, skipped=True):
             result["text"] = None
         except Exception as error:
             result["text"] = str(error)
-        result["detected"] = time.monotonic() - start
+        result |= {"start": start, "ended": time.monotonic()}
+        result["detected"] = result["ended"] - start
         if context.store.add("done", 1) == world - 1:
             context.store.set("the others are done", "1")
     try:

@@ -320,12 +320,12 @@ def barrier_before_all_else(rank, world, device):
         dist.barrier()  # of CPU tensors: they begin together
         begin = time.monotonic()
         if rank == 0:
-            busy(device, 2000)
+            busy(device, 4000)
         event.record()
         dist.barrier(group=group, device_ids=[torch.device(device).index] if told else None)
         seconds = time.monotonic() - begin
         assert event.query() == (told or rank != 0), (told, rank, seconds)
-        assert (seconds > 0.7) == told, (told, rank, seconds)  # the other ranks wait for rank 0's device
+        assert (seconds > 2) == told, (told, rank, seconds)  # the other ranks wait for rank 0's device
         module.synchronize()
 
 
@@ -414,7 +414,7 @@ def host_does_not_wait(rank, world, device):
         module_of(device).synchronize()
     dist.barrier()
     begin = time.perf_counter()
-    busy(device, 1000)
+    busy(device, 5000)
     if on_gpu:
         ready = module_of(device).Event()
         ready.record()

@@ -297,10 +297,10 @@ def callbacks_without_order(rank, world):
     if rank == world - 1:
         store.wait(["the others have their callbacks"], timedelta(seconds=30))
     # Large, so that it is not over before the last rank has its callback, which would then run here, in a certain order.
-    future = dist.all_reduce(torch.ones(2_000_000), async_op=True).get_future().then(late)
+    future = dist.all_reduce(torch.ones(10_000_000), async_op=True).get_future().then(late)
     if store.add("callbacks", 1) == world - 1:
         store.set("the others have their callbacks", "1")
-    dist.all_reduce(torch.full((2_000_000,), 5.0), async_op=True)  # looks like the callback's
+    dist.all_reduce(torch.full((10_000_000,), 5.0), async_op=True)  # looks like the callback's
     went_on.set()
     error = check.raises("refused", RuntimeError, future.wait)
     check.that("and says why", "The order would differ between ranks" in str(error), str(error))
@@ -516,7 +516,7 @@ def interrupt_waits(rank, world):
     for name, (wait, answer) in waits.items():
         if rank == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
-            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
             timer.start()
             check.raises(name, KeyboardInterrupt, wait)
             timer.join()

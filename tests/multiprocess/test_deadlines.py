@@ -14,6 +14,12 @@ needs_hybridps = pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="gloo's pair
 TIMEOUT_S = 1.5
 
 
+def _with_short_timeout():
+    """Not from the start on: init_process_group() has its own pace, and ranks come to it one after the other."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT_S))
+    dist.barrier()
+
+
 def _go_on(check, rank, world, label):
     tensor = torch.full((1000,), float(rank + 1))
     dist.all_reduce(tensor)
@@ -26,6 +32,7 @@ def _go_on(check, rank, world, label):
 
 
 def finished_work(rank, world):
+    _with_short_timeout()
     check = Checker(rank)
     for i in range(50):
         if rank == 0:
@@ -47,10 +54,11 @@ def finished_work(rank, world):
 
 @pytest.mark.parametrize("nodes", ["1+1", "2", "2+1"])
 def test_deadlines_of_finished_work_pass(nodes):
-    run_ranks(finished_work, nodes, pg_timeout=TIMEOUT_S)
+    run_ranks(finished_work, nodes)
 
 
 def messages_given_up(rank, world):
+    _with_short_timeout()
     check = Checker(rank)
     large = 5_000_000
     if rank == 0:  # nobody receives it in time
@@ -77,7 +85,7 @@ def messages_given_up(rank, world):
 @needs_hybridps
 @pytest.mark.parametrize("nodes", ["1+1", "2"])
 def test_a_message_that_timed_out_leaves_its_tag_usable(nodes):
-    run_ranks(messages_given_up, nodes, pg_timeout=TIMEOUT_S)
+    run_ranks(messages_given_up, nodes)
 
 
 def per_work_timeouts(rank, world):

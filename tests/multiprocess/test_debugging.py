@@ -78,11 +78,16 @@ def recorded(rank, world, folder, wrong):
     if wrong and rank != 1:
         work = dist.all_reduce(torch.ones(40), async_op=True)
         time.sleep(0.2)
-    time.sleep(0.2)  # completion is told from the engine's thread
-    dump = torch._C._distributed_c10d._dump_fr_trace(backend="hybridps")
+    deadline = time.monotonic() + 20
+    while True:
+        dump = torch._C._distributed_c10d._dump_fr_trace(backend="hybridps")
+        entries = pickle.loads(dump)["entries"]
+        still_open = sum(entry["state"] != "completed" for entry in entries)
+        if still_open <= (work is not None) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)  # another thread tells the completion
     with open(os.path.join(folder, f"rank_{rank}"), "wb") as file:
         file.write(dump)
-    entries = pickle.loads(dump)["entries"]
     names = [entry["profiling_name"] for entry in entries]
     check.that("names", names[:3] == ["hybridps:all_reduce"] * 3, names)
     check.that("sizes", [list(entry["input_sizes"][0]) for entry in entries[:3]] == [[10], [20], [30]], entries[:1])

@@ -53,7 +53,7 @@ def hang_on_one(rank, world):
 
 def test_a_hang_is_a_failure_with_the_stack():
     with pytest.raises(RanksFailed, match="hang_on_one") as caught:
-        run_ranks(hang_on_one, "1+1", timeout=3, init=False)
+        run_ranks(hang_on_one, "1+1", timeout=15, init=False)
     assert caught.value.reports[1].hung and not caught.value.reports[0].hung
 
 

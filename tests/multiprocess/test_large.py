@@ -78,13 +78,14 @@ def handed_over(rank, world, nodes, seconds):
 
 
 @pytest.mark.skipif(not harness.IS_HYBRIDPS, reason="a setting of hybridps")
+@pytest.mark.timeout_s(400)
 @pytest.mark.parametrize("nodes, cores", [("1+1", 6), ("1+1", 2)])
 def test_handed_over(nodes, cores):
     """Where cores are free, data gets a thread of its own as soon as moving it keeps the one that sums busy; else never."""
     env = {"HYBRIDPS_CORES": str(cores)}
     if os.environ.get("HYBRIDPS_TEST_SANITIZER") and cores > 2:
         pytest.skip("sanitizers make sums so slow that moving bytes is little beside them")
-    for came_to_it in run_ranks(handed_over, nodes, args=(nodes, 60 if cores > 2 else 0.5), env=env):
+    for came_to_it in run_ranks(handed_over, nodes, args=(nodes, 180 if cores > 2 else 0.5), env=env, timeout=300):
         assert came_to_it == (cores > 2)
 
 

@@ -550,11 +550,13 @@ def run_example(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = str(root / "examples" / "train_local_steps.py")
-    done = subprocess.run([*command, program, *arguments], env=env, capture_output=True, text=True, timeout=240)
+    limit_s = 240 * harness.TIME_SCALE
+    done = subprocess.run([*command, program, *arguments], env=env, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return {int(step): loss for step, loss in re.findall(r"step +(\d+)  loss ([0-9.]+)", done.stdout)}
 
 
+@pytest.mark.timeout_s(900)
 def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
     whole = run_example("--steps", "64")
     assert list(whole) == [32, 64]

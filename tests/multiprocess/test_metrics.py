@@ -42,7 +42,7 @@ def counted(rank, world, folder, port):
     dist.barrier()
     before = hybridps.stats()
     if rank == world - 1:
-        time.sleep(0.6)  # longer than it takes until the others ask who is missing
+        time.sleep(2)  # longer than it takes until the others ask who is missing
     dist.all_reduce(torch.ones(4))
     dist.barrier()
     stats = hybridps.stats()
@@ -56,24 +56,14 @@ def counted(rank, world, folder, port):
     return before, stats, text, missing
 
 
-def free_ports(count):
-    import socket
-
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def counted_by_rank(rank, world, folder, ports):
     return counted(rank, world, folder, ports[rank])
 
 
 def test_prometheus_takes_what_ranks_say_and_stats_says_the_same(tmp_path):
-    ports = free_ports(3)
+    ports = []
+    while len(ports) < 3:
+        ports = list({*ports, harness.free_port()})
     results = run_ranks(
         counted_by_rank,
         "2+1",
@@ -93,12 +83,12 @@ def test_prometheus_takes_what_ranks_say_and_stats_says_the_same(tmp_path):
         assert values[("hybridps_net_tx_payload_bytes_total", None)] == stats["net_tx_payload_bytes"] > 0
         assert stats["kind_operations"]["allreduce"] == 4
         assert stats["kind_bytes"]["allreduce"] == 3 * 4 * (1 << 16) + 16
-        # The last rank came 0.6 s late: the others have waited for it, and know that.
+        # The last rank came 2 s late: the others have waited for it, and know that.
         waited = {who: stats["waited_seconds"].get(who, 0) - before.get("waited_seconds", {}).get(who, 0) for who in "012"}
         if rank == 2:
-            assert max(waited.values()) < 0.3, waited
+            assert max(waited.values()) < 1, waited
         else:
-            assert waited["2"] > 0.3, (stats["waited_seconds"], before.get("waited_seconds"))
+            assert waited["2"] > 1, (stats["waited_seconds"], before.get("waited_seconds"))
         assert stats["pending_operations"] == 0
         # Every metric of the table that a rank has, and no other.
         names = {name.removeprefix("hybridps_").removesuffix("_total") for name, _ in found}

@@ -111,6 +111,7 @@ def late_ranks(rank, world, tries, flags):
     for attempt in range(tries):
         victim = attempt % world if attempt % world != 0 else world - 1
         flag = Path(flags) / f"named{attempt}"
+        called = [Path(flags) / f"called{attempt}by{other}" for other in range(world)]
         tensor = torch.ones(64)
         dist.barrier()
         if rank == victim:  # in a long step of its own
@@ -120,7 +121,12 @@ def late_ranks(rank, world, tries, flags):
             dist.all_reduce(tensor)
         else:
             work = dist.all_reduce(tensor, async_op=True)
+            called[rank].touch()
             if rank == 0:
+                end = time.monotonic() + 20 * SCALE
+                others = [path for other, path in enumerate(called) if other != victim]
+                while not all(path.exists() for path in others) and time.monotonic() < end:
+                    time.sleep(0.001)
                 try:
                     started = time.monotonic()
                     jobs, _ = collected(wanted="late")
@@ -239,10 +245,10 @@ class Job:
         return self
 
     def close(self, kill=False):
+        for process in self.processes if kill else ():
+            process.kill()  # before a rank can see another's death, and leave in order
         self.stop.touch()
         for process in self.processes:
-            if kill:
-                process.kill()
             try:
                 process.wait(30 * SCALE)
             except subprocess.TimeoutExpired:

@@ -53,6 +53,7 @@ def load(folder):
     return traces
 
 
+@pytest.mark.usefixtures("all_bytes_go")
 def test_the_parts_of_a_step_add_up_to_it(tmp_path):
     count, late = 12, 2
     measured = run_ranks(steps, "2+1", args=(count, late), env={"HYBRIDPS_TRACE": str(tmp_path)})

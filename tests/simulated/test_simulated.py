@@ -102,7 +102,8 @@ def test_gradients_by_int8(nodes, on_device):
 
 @pytest.mark.parametrize("nodes", ["1+1", "2+2"])
 def test_fsdp2(nodes):
-    run("training:fsdp", nodes, DEVICE, env={"SIMULATED_POISON_FREED": "0"})
+    env = {"SIMULATED_POISON_FREED": "0"}
+    run("training:fsdp", nodes, DEVICE, env=env, timeout=200, fork_server=harness.framework_zygote)
 
 
 @pytest.mark.parametrize("queues", ["1", "8"])

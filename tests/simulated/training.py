@@ -231,7 +231,7 @@ def works(rank, world, device):
     module.synchronize()
     dist.barrier()
     t.fill_(1)
-    module.busy(300)
+    module.busy(2000)
     begin = time.perf_counter()
     work = dist.all_reduce(t, async_op=True)
     future = work.get_future()

@@ -210,8 +210,11 @@ core::Result<std::vector<Address>> parse_addresses(const std::string& text) {
 }
 
 bool is_loopback(const Address& address) {
+  // Without hints glibc leaves out a family of which this machine has only loopback addresses, and ::1 with it.
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(address.host.c_str(), nullptr, nullptr, &found) != 0) return false;
+  if (getaddrinfo(address.host.c_str(), nullptr, &hints, &found) != 0) return false;
   const Addresses addresses(found);
   for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
     if (at->ai_family == AF_INET) {

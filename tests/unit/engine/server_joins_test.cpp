@@ -33,11 +33,20 @@ struct Played {
           ServerRequest request = engine::decode_request(body).value();
           std::unique_lock lock(mutex);
           asked = std::move(request);
-          changed.wait(lock, [this] { return answer.has_value(); });
+          changed.wait(lock, [this] { return answer.has_value() || ended; });
+          if (!answer) return core::Status(core::Code::kClosed, "the test is over");
           const core::Result<Bytes> said = *answer;
           answer.reset();
           return said;
         }).value();
+  }
+  /// Whoever still waits for an answer gets an error: the admission server joins its thread.
+  ~Played() {
+    {
+      const std::lock_guard lock(mutex);
+      ended = true;
+    }
+    changed.notify_all();
   }
   void serve() {
     const std::lock_guard lock(mutex);
@@ -97,7 +106,8 @@ struct Played {
   std::condition_variable changed;
   std::optional<ServerRequest> asked;
   std::optional<core::Result<Bytes>> answer;
-  std::unique_ptr<admission::AdmissionServer> admission;
+  bool ended = false;
+  std::unique_ptr<admission::AdmissionServer> admission;  // goes first: its thread uses the rest
 };
 
 using engine::ServerJoins;
@@ -226,6 +236,7 @@ TEST_CASE(
   REQUIRE(scene.within_seconds([&] { return played.opens == 3; }, {&played}));
   played.refuses = core::Status::ok();
   REQUIRE(scene.within_seconds([&] { return scene.group(2).info.members.size() == 4; }, {&played}));
+  CHECK(scene.within_seconds([&] { return !played.closed.empty(); }, {&played}));
   CHECK(played.closed == std::set<core::EngineId>{first});
   CHECK(played.renewed == std::set<core::EngineId>{first});
 }

@@ -19,6 +19,7 @@
 #include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
 #include "tests/support/clock.h"
+#include "tests/support/held_port.h"
 
 namespace {
 
@@ -172,14 +173,10 @@ TEST_CASE("admission: a machine that does not answer is given up after a second"
 
 TEST_CASE("admission: nobody there, silence, and what is no server", "[admission][fast]") {
   {
-    int port = 0;
-    {
-      const Listener gone;
-      port = gone.port;
-    }
-    const auto answer = admission::ask({"127.0.0.1", port}, "t", bytes("x"), soon());
+    const test::HeldPort nobody;
+    const auto answer = admission::ask({"127.0.0.1", nobody.number()}, "t", bytes("x"), soon());
     CHECK(answer.status().code() == Code::kPeerDead);
-    CHECK(answer.status().message().find("127.0.0.1:" + std::to_string(port)) != std::string::npos);
+    CHECK(answer.status().message().find("127.0.0.1:" + std::to_string(nobody.number())) != std::string::npos);
   }
   {
     const Listener silent;

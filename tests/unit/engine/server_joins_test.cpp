@@ -15,6 +15,7 @@
 #include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
+#include "tests/support/held_port.h"
 #include "tests/unit/bootstrap/sample.h"
 
 namespace {
@@ -23,6 +24,7 @@ using namespace hybridps;
 using bootstrap::Bytes;
 using engine::ServerRequest;
 using test::Cluster;
+using test::HeldPort;
 
 /// An admission server behind which runtimes of the cluster serve, made when they are asked for. What touches the
 /// cluster is done in the test's thread, by serve().
@@ -163,24 +165,19 @@ struct Scene {
   std::unique_ptr<ServerJoins> late;
 };
 
-int free_port() {
-  const auto admission = admission::AdmissionServer::open({"127.0.0.1", 0}, "", [](const Bytes&) { return Bytes(); });
-  return admission.value()->port();
-}
-
 }  // namespace
 
 TEST_CASE("engine/server_joins: one that comes late joins; lost and alive, its server is asked for another engine",
           "[engine][fast]") {
-  const int port = free_port();
-  Scene scene({{"127.0.0.1", port}});
+  const HeldPort port;
+  Scene scene({{"127.0.0.1", port.number()}});
   for (int i = 0; i < 100; ++i) {
     scene.late->tick(core::Clock::now());
     scene.cluster.progress();
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   CHECK(scene.group().info.members.size() == 3);
-  Played played(scene.cluster, port);
+  Played played(scene.cluster, port.number());
   const auto has_share = [&](int server) {
     for (int rank = 0; rank < 3; ++rank) {
       const schedule::Topology& topology = scene.group(rank).plans->newest_version().topology;
@@ -207,9 +204,9 @@ TEST_CASE("engine/server_joins: one that comes late joins; lost and alive, its s
 TEST_CASE("engine/server_joins: another token is complained of once, however often it is asked", "[engine][fast]") {
   test::CapturedStderr log;
   {
-    const int port = free_port();
-    Scene scene({{"127.0.0.1", port}});
-    Played played(scene.cluster, port, "another token");
+    const HeldPort port;
+    Scene scene({{"127.0.0.1", port.number()}});
+    Played played(scene.cluster, port.number(), "another token");
     const auto& refused = played.admission->stats().refused;
     REQUIRE(scene.within_seconds([&] { return refused.load() >= 3; }, {&played}));
     CHECK(scene.group().info.members.size() == 3);
@@ -224,9 +221,9 @@ TEST_CASE(
     "engine/server_joins: one that refuses is asked again; where it is not known whether it has opened, it takes "
     "another engine",
     "[engine][fast]") {
-  const int port = free_port();
-  Scene scene({{"127.0.0.1", port}});
-  Played played(scene.cluster, port);
+  const HeldPort port;
+  Scene scene({{"127.0.0.1", port.number()}});
+  Played played(scene.cluster, port.number());
   played.refuses = core::Status(core::Code::kOutOfResources, "its memory is enough for 2 ranks");
   REQUIRE(scene.within_seconds([&] { return played.opens == 2; }, {&played}));
   CHECK(played.closed.empty());
@@ -244,12 +241,12 @@ TEST_CASE(
 TEST_CASE("engine/server_joins: a group starts when all servers that are there have joined, in one change",
           "[engine][fast]") {
   test::CapturedStderr log;
-  const int nobody = free_port();
-  const int ports[] = {free_port(), free_port()};
-  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", nobody}, {"127.0.0.1", ports[1]}},
+  const HeldPort nobody;
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", nobody.number()}, {"127.0.0.1", ports[1].number()}},
               ServerJoins::GroupStart::kAwaitsServers);
-  Played one(scene.cluster, ports[0]);
-  Played other(scene.cluster, ports[1]);
+  Played one(scene.cluster, ports[0].number());
+  Played other(scene.cluster, ports[1].number());
   REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&one, &other}));
   for (int rank = 0; rank < 3; ++rank) {
     const schedule::Topology& topology = scene.group(rank).plans->newest_version().topology;
@@ -269,22 +266,23 @@ TEST_CASE("engine/server_joins: a group starts when all servers that are there h
 
 TEST_CASE("engine/server_joins: a group whose servers are not there starts without, and takes them in later",
           "[engine][fast]") {
-  const int port = free_port();
-  Scene scene({{"127.0.0.1", port}}, ServerJoins::GroupStart::kAwaitsServers);
+  const HeldPort port;
+  Scene scene({{"127.0.0.1", port.number()}}, ServerJoins::GroupStart::kAwaitsServers);
   REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {}));
   CHECK(scene.joined.empty());
   for (int rank = 0; rank < 3; ++rank) CHECK(scene.group(rank).plans->newest() == 0);
-  Played played(scene.cluster, port);
+  Played played(scene.cluster, port.number());
   REQUIRE(scene.within_seconds([&] { return scene.joined[2] == 1; }, {&played}));
   CHECK(scene.has_started());
 }
 
 TEST_CASE("engine/server_joins: where one does not open the group, the start is made again without it",
           "[engine][fast]") {
-  const int ports[] = {free_port(), free_port()};
-  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers);
-  Played refuses(scene.cluster, ports[0]);
-  Played opens(scene.cluster, ports[1]);
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers);
+  Played refuses(scene.cluster, ports[0].number());
+  Played opens(scene.cluster, ports[1].number());
   // It may have it open, in part or a little later.
   refuses.refuses = core::Status(core::Code::kTimeout, "the server is too busy to answer");
   REQUIRE(scene.within_seconds([&] { return scene.has_started() && !refuses.closed.empty(); }, {&refuses, &opens}));
@@ -299,27 +297,29 @@ TEST_CASE("engine/server_joins: where one does not open the group, the start is 
 TEST_CASE("engine/server_joins: the start is over when the group's timeout is, and what has not joined joins late",
           "[engine][fast]") {
   test::CapturedStderr log;
-  const int ports[] = {free_port(), free_port()};
-  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers,
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers,
               /*required=*/false, core::Clock::now() + std::chrono::milliseconds(200));
-  Played slow(scene.cluster, ports[0]);
-  Played opens(scene.cluster, ports[1]);
+  Played slow(scene.cluster, ports[0].number());
+  Played opens(scene.cluster, ports[1].number());
   // The first one is asked and does not answer.
   REQUIRE(scene.within_seconds([&] { return scene.has_started(); }, {&opens}));
   CHECK(scene.joined.empty());
   REQUIRE(scene.within_seconds([&] { return scene.joined[1] == 2; }, {&slow, &opens}));
   const std::string text = log.finish();
-  for (const int port : ports)
-    CHECK(text.find("127.0.0.1:" + std::to_string(port) + " has not joined within the group's timeout") !=
+  for (const HeldPort& port : ports)
+    CHECK(text.find("127.0.0.1:" + std::to_string(port.number()) + " has not joined within the group's timeout") !=
           std::string::npos);
 }
 
 TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and the others join", "[engine][fast]") {
   test::CapturedStderr log;
-  const int ports[] = {free_port(), free_port()};
-  Scene scene({{"127.0.0.1", ports[0]}, {"127.0.0.1", ports[1]}}, ServerJoins::GroupStart::kAwaitsServers);
-  Played useless(scene.cluster, ports[0]);
-  Played useful(scene.cluster, ports[1]);
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers);
+  Played useless(scene.cluster, ports[0].number());
+  Played useful(scene.cluster, ports[1].number());
   engine::Runtime::RuntimeHooks hooks;
   hooks.may_meet = [&](core::GroupUid, const std::vector<bootstrap::MemberRecord>& newcomers) -> core::Result<int> {
     if (newcomers.back().engine != scene.cluster.id(useless.runtime)) return schedule::kNoRegion;
@@ -330,14 +330,15 @@ TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and th
   CHECK(scene.joined[2] == 1);
   CHECK(useful.member == 3);
   const std::string text = log.finish();
-  CHECK(text.find("127.0.0.1:" + std::to_string(ports[0]) + " does not join: rank 2") != std::string::npos);
+  CHECK(text.find("127.0.0.1:" + std::to_string(ports[0].number()) + " does not join: rank 2") != std::string::npos);
   CHECK(text.find("too few file descriptors") != std::string::npos);
-  CHECK(text.find("127.0.0.1:" + std::to_string(ports[1]) + " does not join") == std::string::npos);
+  CHECK(text.find("127.0.0.1:" + std::to_string(ports[1].number()) + " does not join") == std::string::npos);
 }
 
 TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all",
           "[engine][fast]") {
-  Scene scene({{"127.0.0.1", free_port()}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
+  const HeldPort nobody;
+  Scene scene({{"127.0.0.1", nobody.number()}}, ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
   REQUIRE(scene.within_seconds(
       [&] {
         return !scene.group(0).status.is_ok() && !scene.group(1).status.is_ok() && !scene.group(2).status.is_ok();

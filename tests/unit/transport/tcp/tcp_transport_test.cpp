@@ -19,6 +19,7 @@
 #include "hybridps/transport/envelope.h"
 #include "hybridps/transport/tcp/tcp_wire.h"
 #include "tests/support/clock.h"
+#include "tests/support/held_port.h"
 #include "tests/unit/transport/tcp/tcp_pair.h"
 
 namespace hybridps::transport {
@@ -319,10 +320,12 @@ TEST_CASE("transport/tcp: two who connect to each other at once both send", "[tr
 
 TEST_CASE("transport/tcp: nobody at the address", "[transport][fast]") {
   auto pair = make_tcp_pair();
-  const std::vector<std::byte> address = pair->b.transport->address();
-  const std::string text = address_of(pair->b).socket.text();
-  pair->b.transport.reset();
-  const auto endpoint = pair->a.transport->connect(pair->b.id, address);
+  const test::HeldPort nobody;
+  TcpAddress there;
+  there.id = make_tcp_id();
+  there.socket = *parse_address("127.0.0.1", static_cast<std::uint16_t>(nobody.number()));
+  const std::string text = there.socket.text();
+  const auto endpoint = pair->a.transport->connect(pair->b.id, encode(there));
   REQUIRE(endpoint.is_ok());
   contract::Side::Done done;
   REQUIRE(endpoint.value()->send(numbered(1), {}, 0, pair->a.record(done)).is_ok());
@@ -386,10 +389,11 @@ struct Listening {
     const core::ForkLock lock;
     listener = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     there.id = make_tcp_id();
-    there.socket = *parse_address("127.0.0.1", 0);
+    there.socket = *parse_address("127.0.0.1", static_cast<std::uint16_t>(port.number()));
+    const int on = 1;
+    REQUIRE(::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
     REQUIRE(::bind(listener.get(), there.socket.get(), there.socket.bytes) == 0);
     REQUIRE(::listen(listener.get(), 16) == 0);
-    REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&there.socket.name), &there.socket.bytes) == 0);
   }
   bool take() {
     guest.reset();
@@ -415,6 +419,7 @@ struct Listening {
     return heard;
   }
 
+  const test::HeldPort port;  // nobody else's, also when the listener is gone
   TcpAddress there;
   core::Descriptor listener;
   core::Descriptor guest;

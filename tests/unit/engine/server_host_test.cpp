@@ -25,7 +25,7 @@ struct Scene {
   explicit Scene(int jobs = 0) {
     core::Config config;
     config.interface = "lo";
-    config.dead_seconds = 1200;  // the ranks are not there; the first heartbeat comes after seconds
+    config.dead_seconds = 1e6;  // the ranks are not there; the first heartbeat comes after an hour
     config.given.insert("HYBRIDPS_DEAD_SECONDS");
     engine::ServerHostOptions options;
     options.listen = {"127.0.0.1", 0};

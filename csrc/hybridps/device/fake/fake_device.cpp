@@ -135,9 +135,13 @@ class DriverLock {
     alone_ = false;
     changed_.notify_all();
   }
+  bool is_held_alone() const {
+    const std::lock_guard lock(mutex_);
+    return alone_;
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   int shared_ = 0;
   int wanted_alone_ = 0;
@@ -414,6 +418,8 @@ core::Status FakeDevice::copy_within(DeviceStream stream, void* to, const void* 
 bool FakeDevice::is_pinned(const void* address) const { return impl_->is_pinned(address); }
 
 bool FakeDevice::is_idle() const { return impl_->is_idle(); }
+
+bool FakeDevice::is_held_alone() const { return impl_->driver.is_held_alone(); }
 
 core::Status FakeDevice::prepare_int8() {
   const auto call = impl_->call();

@@ -84,6 +84,8 @@ class FakeDevice final : public Device {
   bool is_pinned(const void* address) const;
   /// Whether no work is on any stream.
   bool is_idle() const;
+  /// Whether a call that allocates or frees keeps every other call out.
+  bool is_held_alone() const;
   /// Puts a kernel on the stream.
   void launch(DeviceStream stream, std::function<void()> kernel);
   /// Puts a host function on the stream. launch_blocking does not apply to host functions.

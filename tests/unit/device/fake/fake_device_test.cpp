@@ -108,7 +108,9 @@ TEST_CASE("device/fake: what allocates waits for the device and keeps every othe
     fake.free_host(fake.allocate_host(64).value());
     done += 1;
   });
-  std::this_thread::sleep_for(device_contract::kAWhile);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!fake.is_held_alone() && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  CHECK(fake.is_held_alone());
   std::thread asks([&] {
     static_cast<void>(fake.is_capturing(stream));
     done += 10;

@@ -426,12 +426,12 @@ TEST_CASE("staging/local: a rank that does not connect is named", "[staging][fas
   }
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < 2; ++r)
-    threads.emplace_back([&rank = all[r]] { rank.refused = rank.channel->connect(500ms); });
+    threads.emplace_back([&rank = all[r]] { rank.refused = rank.channel->connect(3s); });
   for (std::thread& thread : threads) thread.join();
   for (std::size_t r = 0; r < 2; ++r) {
     INFO(all[r].refused.to_string());
     CHECK(all[r].refused.to_string().find("rank 2 (host2)") != std::string::npos);
-    CHECK_FALSE(all[r].channel->connect(500ms).is_ok());
+    CHECK_FALSE(all[r].channel->connect(3s).is_ok());
   }
 }
 
@@ -514,7 +514,7 @@ TEST_CASE("staging/local: a rank that never calls is named after the timeout", "
     for (Rank& rank : all) {
       if (rank.group->rank() == 1) continue;
       parts.push_back(make(Kind::kAllReduce, rank.group->rank(), cluster.size(), 5000, 1));
-      parts.back().operation.timeout = 700ms;
+      parts.back().operation.timeout = 3s;
       staged.push_back(rank.enqueue(parts.back().operation));
       REQUIRE(staged.back());
     }

@@ -83,7 +83,7 @@ TEST_CASE("intranode/shm: two processes exchange 100000 messages and check each"
 }
 
 TEST_CASE("intranode/shm: a killed peer is noticed at once and leaves nothing behind", "[intranode][fast]") {
-  const std::size_t names = entries_of("/dev/shm");
+  const std::size_t names = segment_names();
   Process child(live_until_killed);
   const std::size_t descriptors = open_descriptors();
   {
@@ -123,7 +123,7 @@ TEST_CASE("intranode/shm: a killed peer is noticed at once and leaves nothing be
   }
   CHECK(child.wait() == -SIGKILL);
   CHECK(open_descriptors() == descriptors);
-  CHECK(entries_of("/dev/shm") == names);
+  CHECK(segment_names() == names);
 }
 
 TEST_CASE("intranode/shm: a killed parent is noticed while its forked child lives", "[intranode][fast]") {

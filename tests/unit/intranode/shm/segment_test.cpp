@@ -36,11 +36,11 @@ TEST_CASE("intranode/shm: a segment is zeroed memory that another mapping sees",
 }
 
 TEST_CASE("intranode/shm: a segment leaves no name behind and cannot shrink", "[intranode][fast]") {
-  const std::size_t names = entries_of("/dev/shm");
+  const std::size_t names = segment_names();
   const auto backing = GENERATE(Segment::Backing::kMemfd, Segment::Backing::kDevShm);
   auto made = Segment::create("test", 1 << 20, backing);
   REQUIRE(made.is_ok());
-  CHECK(entries_of("/dev/shm") == names);
+  CHECK(segment_names() == names);
   if (backing == Segment::Backing::kMemfd) CHECK(::ftruncate(made.value()->fd(), 4096) != 0);
 }
 

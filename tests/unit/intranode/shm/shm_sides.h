@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,15 +79,18 @@ inline bool sleep_until(Side& side, const std::function<bool()>& condition, doub
   return true;
 }
 
-inline std::size_t entries_of(const char* folder) {
+/// Names in the folder that begin so.
+inline std::size_t entries_of(const char* folder, std::string_view prefix = {}) {
   std::size_t count = 0;
   if (DIR* dir = ::opendir(folder)) {
-    while (::readdir(dir) != nullptr) ++count;
+    while (const dirent* entry = ::readdir(dir)) count += std::string_view(entry->d_name).starts_with(prefix);
     ::closedir(dir);
   }
   return count;
 }
 inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
+/// Of segments, and not of other programs.
+inline std::size_t segment_names() { return entries_of("/dev/shm", "hybridps-"); }
 
 /// A forked process that runs `body` and ends with its result; `channel` reaches it. Fork before making
 /// transports.

@@ -548,7 +548,10 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
         )
     before = getattr(optimizer, "_averager", None)
     if hasattr(optimizer, "skip_synchronize") and not isinstance(before, _Averager):
-        raise ValueError("DistributedOptimizer: this optimizer is the DistributedOptimizer of another library")
+        raise ValueError(
+            "DistributedOptimizer: this optimizer is the DistributedOptimizer of another library. What to do: give "
+            "this one an optimizer that no other library has wrapped"
+        )
     compression = Compression.check(compression)
     # torch allows a parameter twice, with a warning.
     members = list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))

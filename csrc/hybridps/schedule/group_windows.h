@@ -3,6 +3,7 @@
 // Model    All members that send to one card at a time share one window: the window that is set, or more, up to what
 //          the card carries in 2 ms. More bytes than the card's queue holds only make the switch drop packets. Chunks
 //          that owners grant one by one come on top.
+//          - An uplink between regions that carries few streams has four windows.
 //          - A group divides the window among its members by what an allreduce sends to each (windows_bytes()).
 //          - A plan version may have a wider or narrower window (Tuning::window_step).
 //          - Threads that nap read later: windows grow by the bytes that arrive meanwhile.

@@ -392,19 +392,28 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
 
 namespace {
 
-/// What an uplink may have under way, in windows of a card: more than a card, since a stream that waits for a lost
-/// packet leaves the uplink idle, where other streams keep a card busy.
+/// What an uplink may have under way, in windows of a card, if it carries few streams: a stream that waits for a lost
+/// packet leaves the uplink idle.
 constexpr double kUplinkWindows = 4.0;
-/// A stream with a smaller part of what its uplink carries has its part of the card only: many streams share the queue.
-constexpr double kUplinkPartMin = 0.25;
+/// Streams of an uplink with more of them have their part of the card only: many streams share the uplink's queue.
+constexpr int kUplinkStreamsMax = 4;
 
-/// What the busier uplink between this rank and `member` carries in an allreduce with levels, in tensors; 0: there is
-/// none between them.
+/// Streams over the uplink of `region` in an allreduce with levels.
+int uplink_streams(const Topology& topology, int region) {
+  std::size_t streams = 0;
+  for (int other = 0; other < topology.regions(); ++other)
+    if (other != region) streams += std::max(topology.nodes_in(region).size(), topology.nodes_in(other).size());
+  return static_cast<int>(streams) * topology.rails();
+}
+
+/// What the busier uplink between this rank and `member` carries in an allreduce with levels, in tensors. 0: there is
+/// none between them, or it carries many streams. Streams to dedicated servers keep their part of the card.
 double uplink_load(const Topology& topology, int member) {
   if (topology.regions() < 2 || topology.is_dedicated(member) || topology.is_dedicated(topology.rank())) return 0.0;
   const int here = topology.region_of(topology.my_node());
   const int there = topology.region_of(topology.node_of(member));
   if (here == there) return 0.0;
+  if (std::max(uplink_streams(topology, here), uplink_streams(topology, there)) > kUplinkStreamsMax) return 0.0;
   double total = 0.0;
   for (int node = 0; node < topology.nodes(); ++node) total += topology.weight(node);
   const auto load = [&](int region) {
@@ -452,7 +461,7 @@ std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topolog
       if (!topology.is_dedicated(member) && topology.agent(topology.node_of(member), me) == member) flow += share(me);
     }
     auto part = static_cast<std::uint64_t>(static_cast<double>(card_bytes) * flow / busiest);
-    if (const double uplink = uplink_load(topology, member); uplink > 0.0 && flow >= kUplinkPartMin * uplink)
+    if (const double uplink = uplink_load(topology, member); uplink > 0.0)
       part =
           std::max(part, static_cast<std::uint64_t>(kUplinkWindows * static_cast<double>(card_bytes) * flow / uplink));
     windows[static_cast<std::size_t>(member)] = flow > 0.0 ? std::max(part, 2 * kSmallestChunkBytes) : equal;

@@ -807,12 +807,15 @@ TEST_CASE("schedule/plan: windows over an uplink follow what the uplink carries"
   using namespace hybridps::schedule;
   constexpr std::uint64_t kCard = 1024 * 1024;
   // `regions` of `nodes` one-rank nodes each; the windows of rank 0.
-  const auto windows = [](int regions, int nodes, std::vector<double> weights = {}) {
-    std::vector<int> ranks(static_cast<std::size_t>(regions * nodes));
+  const auto windows_of = [](const std::vector<int>& region_of, std::vector<double> weights = {}) {
+    std::vector<int> ranks(region_of.size());
     std::iota(ranks.begin(), ranks.end(), 0);
-    std::vector<int> region_of;
-    for (const int rank : ranks) region_of.push_back(rank / nodes);
     return windows_bytes(kCard, Topology(ranks, 0, std::move(weights)).with_regions(region_of));
+  };
+  const auto windows = [&](int regions, int nodes, std::vector<double> weights = {}) {
+    std::vector<int> region_of;
+    for (int rank = 0; rank < regions * nodes; ++rank) region_of.push_back(rank / nodes);
+    return windows_of(region_of, std::move(weights));
   };
   // Two regions put one tensor on the uplink, half of it between rank 0 and its partner.
   const auto two = windows(2, 2);
@@ -820,6 +823,14 @@ TEST_CASE("schedule/plan: windows over an uplink follow what the uplink carries"
   CHECK(two[1] <= kCard);  // on the own switch: a part of the card
   CHECK(windows(2, 1)[1] == 4 * kCard);
   CHECK(windows(2, 4)[4] == kCard);
+  // A little less of the tensor is a little less of the windows.
+  const auto slower = windows(2, 4, {0.99, 1, 1, 1, 1, 1, 1, 1});
+  CHECK(slower[4] > kCard * 98 / 100);
+  CHECK(slower[4] < kCard);
+  // Two against three: 0.4 of the tensor to one of them, 0.2 to another, nothing to the third, which has an equal part.
+  const auto unequal = windows_of({0, 0, 1, 1, 1});
+  CHECK(std::vector<std::uint64_t>(unequal.begin() + 2, unequal.end()) ==
+        std::vector<std::uint64_t>{kCard * 8 / 5, kCard / 4, kCard * 4 / 5});
   // Eight streams share the uplink's queue: each has its part of the card.
   CHECK(windows(2, 8)[8] < kCard / 4);
   // Three regions: 4/3 of a tensor crosses each uplink, 1/3 to each of two partners.

@@ -150,15 +150,16 @@ TEST_CASE("staging/stager: operations on host memory keep their place among thos
   std::vector<Part> parts;
   std::vector<Part> hosts;
   std::atomic<int> done{0};
-  std::atomic<bool> go{false};
+  const auto go = std::make_shared<std::atomic<bool>>(false);
   for (Rank& rank : all) {
     const int me = rank.group->rank();
     parts.push_back(make(Kind::kAllReduce, me, 2, 5000, 1));
     hosts.push_back(make(Kind::kAllReduce, me, 2, 3000, 2));
     Part& part = parts.back();
     // Rank 0's device comes to it long after the host's operation and the barrier were submitted.
-    rank.gpu->launch(rank.caller, [part, me, &go] {
-      while (me == 0 && !go.load()) std::this_thread::sleep_for(100us);
+    rank.gpu->launch(rank.caller, [part, me, go] {
+      const auto end = std::chrono::steady_clock::now() + 60s;  // where a REQUIRE ends the case
+      while (me == 0 && !go->load() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(100us);
       *part.output = part.given_output;
     });
     REQUIRE(rank.enqueue(part.operation));
@@ -183,7 +184,7 @@ TEST_CASE("staging/stager: operations on host memory keep their place among thos
   }
   std::this_thread::sleep_for(30ms);
   CHECK(done.load() < 10);  // the barrier waits for what is only reserved
-  go.store(true);
+  go->store(true);
   REQUIRE(eventually([&] { return done.load() == 22; }));
   for (Rank& rank : all) REQUIRE(eventually([&] { return rank.over->load() == 1; }));
   for (const Part& part : parts) CHECK((*part.output == part.expected));

@@ -287,9 +287,11 @@ def skipped_call(rank, world):
     """A rank that skips a call: a warning names it and what it did last, then the deadline does."""
     check = Checker(rank)
     context = zygote.context
-    context.init(timeout_s=60, prefix="first")
+    can_change = harness.TORCH >= (2, 15)  # an older torch sets the timeout of its own backends only
+    context.init(timeout_s=60 if can_change else 2, prefix="first")
     dist.barrier()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
+    if can_change:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
     dist.all_reduce(torch.ones(3))
     if rank == world - 1:
         context.store.wait(["the others are done"])
@@ -504,7 +506,8 @@ def two_stopped(rank, world):
     start = time.monotonic()
     dist.destroy_process_group()
     seconds = time.monotonic() - start
-    check.that("leaves soon", seconds < 2 + 2 * harness.TIME_SCALE, f"{seconds:.1f} s")  # a stopped peer answers nothing
+    # The issue's bar is 2 s: a stopped peer answers nothing. The rest is for a machine that does other things too.
+    check.that("leaves soon", seconds < 2 + 2 * harness.TIME_SCALE, f"{seconds:.1f} s")
     found = re.search(r"rank (\d) \([^)]*\) (?:is gone|was given up by [^:]*): it sent no heartbeat for", str(error))
     check.that("names one of them", found is not None and found[1] in "12", str(error))
     return {**check.result(), "culprit": found[1] if found else None}

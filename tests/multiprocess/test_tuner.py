@@ -90,7 +90,7 @@ def train(rank, world, steps):
 
 
 def test_ranks_that_have_not_turned_it_on_follow_rank_0():
-    tuned = run_ranks(work, "1+1", args=(5000, 3), rank_env={0: {"HYBRIDPS_TUNE": "1"}})
+    tuned = run_ranks(work, "1+1", args=(5000, 3), rank_env={0: {"HYBRIDPS_TUNE": "1"}}, timeout=200)
     assert tuned[0]["trials"] >= 3
     other = run_ranks(work, "1+1", args=(100,), rank_env={1: {"HYBRIDPS_TUNE": "1"}})
     assert all(one["trials"] == 0 for one in other)

@@ -390,7 +390,11 @@ def futures_behind_a_callback(rank, world):
     # What the program has not seen complete is not waited for: the callback gives up after hundreds of futures are there.
     go_on, order = threading.Event(), []
     future, _ = first_and_second("hundreds", lambda f: order.append(go_on.wait(6 * harness.TIME_SCALE)))
+    if rank != 0:  # so that none is complete when rank 0 issues it: the program would count as knowing that
+        store.wait(["hundreds are issued"])
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(600)]
+    if rank == 0:
+        store.set("hundreds are issued", "1")
     dist.barrier()
     if rank == 0:
         last = [work.get_future().then(lambda f, i=i: order.append(i)) for i, work in enumerate(works)][-1]

@@ -392,10 +392,10 @@ std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept
 
 namespace {
 
-/// What an uplink may have under way, in windows of a card, if it carries few streams: a stream that waits for a lost
-/// packet leaves the uplink idle.
+/// What an uplink with few streams may have under way, in windows of a card. With one window the uplink idles while a
+/// stream waits for a lost packet.
 constexpr double kUplinkWindows = 4.0;
-/// Streams of an uplink with more of them have their part of the card only: many streams share the uplink's queue.
+/// An uplink with more streams has no windows of its own: each stream has its part of the card.
 constexpr int kUplinkStreamsMax = 4;
 
 /// Streams over the uplink of `region` in an allreduce with levels.

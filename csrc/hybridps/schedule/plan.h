@@ -123,9 +123,8 @@ struct Request {
 std::uint64_t window_bytes(std::uint64_t card_bytes, std::uint64_t fan) noexcept;
 /// The window from topology.rank() to each member of the group (the ranks, then the servers), in bytes. A window is in
 /// proportion to what an allreduce sends to the member, since the flow with the smallest window per byte sets the pace
-/// of all. At least two of the smallest chunks. An uplink between regions that carries at most four
-/// streams has four such windows. An equal part for a member to which an allreduce sends nothing. 0 for
-/// members on the own node.
+/// of all. At least two of the smallest chunks. An uplink between regions that carries at most four streams has four
+/// such windows. An equal part for a member to which an allreduce sends nothing. 0 for members on the own node.
 std::vector<std::uint64_t> windows_bytes(std::uint64_t card_bytes, const Topology& topology);
 /// Chunk size for a group in bytes, the same on all ranks. A reduce_scatter uses smaller chunks where two chunks would
 /// not fit into a sender's part of the default window.

@@ -102,6 +102,11 @@ def test_a_job_that_asks_gloo_for_encryption_or_an_unknown_transport_is_refused_
     tls = {"GLOO_DEVICE_TRANSPORT": "TCP_TLS", "HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": "a token of this test"}
     encrypts = python(job, HYBRIDPS_AS="gloo", **tls)
     assert encrypts.stdout.split() == ["by", "another", "name", "hybridps", "by", "its", "own", "hybridps"], encrypts
+    files = {f"GLOO_DEVICE_TRANSPORT_TCP_TLS_{name}": "/none" for name in ("PKEY", "CERT", "CA_FILE")}
+    for by in ("gloo", ""):  # gloo's certificates are enough, and are used
+        name = by or "hybridps"
+        refused = python(ALONE.format(name=f"'{name}'"), HYBRIDPS_AS=by, GLOO_DEVICE_TRANSPORT="TCP_TLS", **files)
+        assert refused.returncode != 0 and "'/none' cannot be read" in refused.stderr, refused
     for line, asked, answer in zip(
         lines, ("'TCP_TLS'", "'tcp_tls'", "'IBVERBS'"), ("sends in clear",) * 2 + ("does not know",), strict=False
     ):

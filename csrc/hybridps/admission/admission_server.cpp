@@ -290,6 +290,8 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
                                                 : "it does not know this protocol, or has HYBRIDPS_SECURITY=tls");
       !status.is_ok())
     return status;
+  if (line.channel && !line.channel->is_with(address.host))
+    return Status(Code::kInvalidArgument, where + " has the certificate of another host than " + address.host);
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
   const std::uint8_t* job = mine.value().data() + 8;
   const std::uint8_t* server = theirs.data() + 8;

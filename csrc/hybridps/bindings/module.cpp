@@ -186,7 +186,8 @@ py::tuple config_table() {
 }
 
 /// Checks a rank's settings on this machine as a job checks them. Returns `problems`, `warnings`, the network cards
-/// that the rank would use, and the reason for these cards. `ask`: without problems the dedicated servers are asked, too.
+/// that the rank would use, and the reason for these cards. `ask`: without problems the dedicated servers are asked,
+/// too.
 py::dict check_settings(int local_rank, int local_size, bool ask) {
   py::dict found;
   auto config = core::Config::from_environment();
@@ -215,6 +216,8 @@ py::dict check_settings(int local_rank, int local_size, bool ask) {
     entry["gbps"] = nic.gbps;
     nics.append(std::move(entry));
   }
+  const auto& authority = checked.secret.authority;
+  found["encryption"] = authority ? text_of(authority->text()) : py::object(py::str());
   found["control"] = text_of(interfaces.control);
   found["control_why"] = text_of(interfaces.control_why);
   found["loopback"] = text_of(interfaces.loopback);

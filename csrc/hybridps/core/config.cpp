@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
+constexpr std::string_view kGlooPrefix = "GLOO_DEVICE_TRANSPORT_TCP_TLS_";
 constexpr const char* kLimitsName = "HYBRIDPS_LIMITS";
 
 enum class SettingKind {
@@ -74,9 +75,10 @@ const auto& settings() {
       Setting{"TOKEN_FILE", SettingKind::kText, &Config::token_file, "", 0, 0,
               "File whose first line is the token. Its owner must be this user (mode 0600 or 0400) or root (the group "
               "may read it: 0640 or 0440). ~/ is the home folder. HYBRIDPS_TOKEN wins."},
-      Setting{"SECURITY", SettingKind::kSecurity, &Config::tls, "", 0, 0,
-              "tls: connections between machines are encrypted, and need the job's token (HYBRIDPS_TOKEN_FILE); TCP "
-              "only. off: in clear. The same on all ranks and servers."},
+      Setting{
+          "SECURITY", SettingKind::kSecurity, &Config::tls, "", 0, 0,
+          "tls: connections between machines are encrypted. Needs the token (HYBRIDPS_TOKEN_FILE), or certificates by "
+          "gloo's names (docs/security.md); TCP only. off: in clear. The same on all ranks and servers."},
       Setting{"CHECKSUM", SettingKind::kBool, &Config::checksum, "", 0, 0,
               "1: messages between machines carry a CRC32C, and a wrong one ends the connection as if its peer had "
               "died; over TCP, so RDMA is not used. TLS does it anyway. The same on all ranks and servers."},
@@ -475,6 +477,13 @@ Config read(const Config::Environment& environment, const Refuse& refuse) {
     config.given.insert({kLimitsName, limit_name(*limit)});
     if (renamed++ == 0) first_renamed = name;
   }
+  if (config.tls) {
+    const auto path = [&](std::string_view name) {
+      const auto found = environment.find(std::string(kGlooPrefix) + std::string(name));
+      return found == environment.end() ? std::string() : expand_home(std::string(trim(found->second)));
+    };
+    config.certificate_paths = {path("PKEY"), path("CERT"), path("CA_FILE"), path("CA_PATH")};
+  }
   if (renamed > 0)
     config.warnings.push_back(first_renamed + (renamed > 1 ? " and " + std::to_string(renamed - 1) + " more" : "") +
                               ": old names, which the next version will not know; write " + kLimitsName + "=" +
@@ -487,7 +496,7 @@ Config::Environment own_environment() {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !text.starts_with(kPrefix)) continue;
+    if (equals == std::string_view::npos || !(text.starts_with(kPrefix) || text.starts_with(kGlooPrefix))) continue;
     environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;

@@ -48,6 +48,15 @@ struct Config {
   std::string token;
   std::string token_file;
   bool tls = false;  // HYBRIDPS_SECURITY
+  /// gloo's names for files of certificates, GLOO_DEVICE_TRANSPORT_TCP_TLS_*. Read only with `tls`.
+  struct CertificatePaths {
+    std::string key;
+    std::string certificates;
+    std::string authorities;
+    std::string folder;
+    bool any() const noexcept { return !(key + certificates + authorities + folder).empty(); }
+  };
+  CertificatePaths certificate_paths;
   bool checksum = false;
   std::string interface;
   PortRange ports;

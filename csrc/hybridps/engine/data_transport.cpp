@@ -184,6 +184,7 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
 std::string text_of_transport(const Interfaces& interfaces, const core::Config& config) {
   if (interfaces.rdma) return "RDMA";
   if (interfaces.ucx) return "TCP through UCX";
+  if (config.tls && config.certificate_paths.any()) return "TCP with TLS by certificates";
   return config.tls ? "TCP with TLS" : config.checksum ? "TCP with checksums" : "TCP";
 }
 

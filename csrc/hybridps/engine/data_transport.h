@@ -94,7 +94,7 @@ std::vector<bootstrap::Nic> to_record(const std::vector<transport::LocalNic>& ni
 
 /// "data=eth0,eth1 control=eth0 rate=25+25Gbit/s".
 std::string text_of(const Interfaces& interfaces);
-/// "RDMA", "TCP", "TCP with TLS", "TCP with checksums", "TCP through UCX".
+/// "RDMA", "TCP", "TCP with TLS", "TCP with TLS by certificates", "TCP with checksums", "TCP through UCX".
 std::string text_of_transport(const Interfaces& interfaces, const core::Config& config);
 
 }  // namespace hybridps::engine

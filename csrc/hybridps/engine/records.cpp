@@ -64,8 +64,9 @@ bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces&
                                    const RuntimeOptions& options, const transport::Transport& data,
                                    const transport::Transport& control) {
   bootstrap::MemberRecord record;
-  record.build =
-      std::string("hybridps ") + build_info::kVersion + (config.checksum && !config.tls ? " HYBRIDPS_CHECKSUM=1" : "");
+  record.build = std::string("hybridps ") + build_info::kVersion +
+                 (config.checksum && !config.tls ? " HYBRIDPS_CHECKSUM=1" : "") +
+                 (config.tls && config.certificate_paths.any() ? " HYBRIDPS_SECURITY=tls by certificates" : "");
   record.engine = options.self;
   record.node_identity = bootstrap::node_identity(config, options.self);
   record.host_name = bootstrap::host_name();

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/engine/server_request.h"
 #include "hybridps/tls/sealed_store.h"
 #include "hybridps/transport/ucx/ucx_config.h"
@@ -11,6 +12,22 @@ namespace hybridps::engine {
 
 using core::Code;
 using core::Status;
+
+namespace {
+
+/// Peers do not make this check: they find a rank by what the Store says of it, and its name is only a part of that.
+Status check_host(const tls::Authority& authority, const Interfaces& interfaces) {
+  std::vector<std::string> hosts{bootstrap::host_name()};
+  for (const transport::LocalNic& nic : interfaces.nics)
+    if (!nic.address.empty()) hosts.push_back(nic.address);
+  if (authority.is_for_one_of(hosts)) return Status::ok();
+  std::string names;
+  for (const std::string& host : hosts) names += (names.empty() ? "" : ", ") + host;
+  return {Code::kInvalidArgument, "the certificate in GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT is of another host (" +
+                                      authority.text() + "); this host is " + names};
+}
+
+}  // namespace
 
 CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   CheckedSettings checked;
@@ -29,6 +46,7 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
     checked.interfaces = std::move(interfaces).value();
     if (std::string text = without_effect(config, checked.interfaces); !text.empty())
       checked.warnings.push_back(std::move(text));
+    if (checked.secret.authority) refuse(check_host(*checked.secret.authority, checked.interfaces));
   }
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
@@ -40,12 +58,21 @@ core::Result<admission::Secret> read_secret(const core::Config& config) {
   core::Result<std::string> token = admission::read_token(config.token, config.token_file);
   if (!token.is_ok()) return token.status();
   if (!config.tls) return admission::Secret(std::move(token).value());
-  if (token.value().empty())
+  const core::Config::CertificatePaths& paths = config.certificate_paths;
+  if (token.value().empty() && !paths.any())
     return Status(
         Code::kInvalidArgument,
         "HYBRIDPS_SECURITY=tls needs a token, the same on all machines; make one with: (umask 077; openssl rand "
-        "-hex 32 > FILE), and set HYBRIDPS_TOKEN_FILE=FILE");
-  core::Result<std::shared_ptr<const tls::Authority>> authority = tls::Authority::from_token(token.value());
+        "-hex 32 > FILE), and set HYBRIDPS_TOKEN_FILE=FILE; or certificates (docs/security.md)");
+  if (paths.any() && (paths.key.empty() || paths.certificates.empty() || (paths.authorities + paths.folder).empty()))
+    return Status(
+        Code::kInvalidArgument,
+        "HYBRIDPS_SECURITY=tls with certificates needs GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY, _CERT, and _CA_FILE "
+        "or _CA_PATH, and one of them is not set");
+  core::Result<std::shared_ptr<const tls::Authority>> authority =
+      paths.any() ? tls::Authority::from_certificates({paths.key, paths.certificates, paths.authorities, paths.folder},
+                                                      token.value())
+                  : tls::Authority::from_token(token.value());
   if (!authority.is_ok()) return authority.status();
   core::Result<std::shared_ptr<const tls::Identity>> identity = authority.value()->make_identity();
   if (!identity.is_ok()) return identity.status();

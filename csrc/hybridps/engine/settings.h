@@ -26,8 +26,8 @@ struct CheckedSettings {
 };
 CheckedSettings check_settings(const core::Config& config, LocalRank place = local_rank());
 
-/// The token, and with HYBRIDPS_SECURITY=tls the authority of the job that has it. kInvalidArgument: the token cannot
-/// be read, or there is none and TLS needs one.
+/// The token, and with HYBRIDPS_SECURITY=tls the authority that follows from it, or from the user's certificates.
+/// kInvalidArgument: the token or a certificate cannot be used, or TLS has neither.
 core::Result<admission::Secret> read_secret(const core::Config& config);
 
 /// A store for the notes of a process that cannot make an engine: sealed, if the settings ask for it and allow it.

@@ -46,8 +46,8 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
   --drain-seconds S     after SIGTERM, the server serves its jobs for at most S seconds more (default 0); the jobs then
                         go on without the server
 
-Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_INTERFACE, HYBRIDPS_DATA_INTERFACES,
-HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL, HYBRIDPS_LIMITS
+Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_SECURITY, HYBRIDPS_INTERFACE,
+HYBRIDPS_DATA_INTERFACES, HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL, HYBRIDPS_LIMITS
 (data_threads: of all engines together).
 )";
 
@@ -202,7 +202,8 @@ int main(int argc, char** argv) {
   const std::string place = arguments.options.listen.text();
   if (arguments.no_token && !arguments.options.secret.token.empty())
     return wrong("--no-token, and there is a token: leave one of them out");
-  if (arguments.options.secret.token.empty()) {
+  // Certificates say which jobs may come, as a token does.
+  if (arguments.options.secret.token.empty() && !config.value().certificate_paths.any()) {
     if (!arguments.no_token && !hybridps::admission::is_loopback(arguments.options.listen))
       return wrong("there is no token (HYBRIDPS_TOKEN_FILE): whoever reaches " + place +
                    " could use this server; give it the jobs' token, or --no-token where the network is trusted");

@@ -23,8 +23,6 @@ constexpr const char* kMemberName = "hybridps";
 /// A certificate lives as long as its process. So the clocks of two machines need not agree.
 constexpr const char* kFirstDay = "19700101000000Z";
 constexpr const char* kLastDay = "99991231235959Z";
-/// Of certificates that a peer may send. Ours have some 300 bytes.
-constexpr long kCertificateBytesMax = 4096;
 
 Status refused(const char* what) {
   return {Code::kInternal, std::string("OpenSSL cannot make ") + what + ": " + openssl_text()};
@@ -73,6 +71,8 @@ bool id_of(X509* certificate, PeerId& id) {
   return true;
 }
 
+Mac seal_key_of(const std::string& token) { return hmac(bytes_of(token), {bytes_of(kSealLabel)}); }
+
 std::string openssl_text() {
   const unsigned long code = ERR_get_error();
   ERR_clear_error();
@@ -86,13 +86,6 @@ Identity::~Identity() = default;
 
 const PeerId& Identity::id() const noexcept { return state_->id; }
 
-struct Authority::AuthorityState {
-  const LibSsl* ssl = nullptr;
-  Key key;
-  Certificate certificate;
-  Mac seal_key{};
-};
-
 Authority::Authority(std::unique_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
 
@@ -103,8 +96,12 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::
   state->ssl = ssl.value();
   state->key = key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)}));
   if (state->key) state->certificate = make_certificate(kAuthorityName, state->key.get(), state->key.get(), true);
-  if (!state->certificate) return refused("the certificate of the job");
-  state->seal_key = hmac(bytes_of(token), {bytes_of(kSealLabel)});
+  state->trusted.reset(X509_STORE_new());
+  if (!state->certificate || !state->trusted ||
+      X509_STORE_add_cert(state->trusted.get(), state->certificate.get()) != 1)
+    return refused("the certificate of the job");
+  state->seal_key = seal_key_of(token);
+  state->text = "TLS by the token";
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
 }
 
@@ -113,11 +110,14 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   Mac seed{};
   if (RAND_bytes(seed.data(), static_cast<int>(seed.size())) != 1) return refused("random numbers");
   const Key key = key_from(seed);
-  const Certificate certificate =
-      key ? make_certificate(kMemberName, key.get(), state_->key.get(), false) : Certificate();
+  const Certificate certificate = !key ? Certificate()
+                                  : state_->is_of_user
+                                      ? make_proxy(key.get(), state_->certificate.get(), state_->key.get())
+                                      : make_certificate(kMemberName, key.get(), state_->key.get(), false);
   if (!certificate) return refused("a certificate");
   auto made = std::make_unique<Identity::IdentityState>();
   made->ssl = state_->ssl;
+  made->is_of_user = state_->is_of_user;
   made->context = ssl.ctx_new(ssl.method());
   if (made->context == nullptr) return refused("a context");
   SSL_CTX* const context = made->context;
@@ -125,21 +125,40 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
                       ssl.ctx_set_ciphersuites(
                           context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") == 1 &&
                       ssl.ctx_use_certificate(context, certificate.get()) == 1 &&
-                      ssl.ctx_use_private_key(context, key.get()) == 1 &&
-                      X509_STORE_add_cert(ssl.ctx_get_cert_store(context), state_->certificate.get()) == 1 &&
-                      ssl.ctx_set_num_tickets(context, 0) == 1 && id_of(certificate.get(), made->id);
+                      ssl.ctx_use_private_key(context, key.get()) == 1 && ssl.ctx_set_num_tickets(context, 0) == 1 &&
+                      id_of(certificate.get(), made->id);
   if (!is_set) return refused("a context");
+  if (state_->is_of_user) {
+    const auto add = [&](X509* one) {  // the context takes one reference
+      return X509_up_ref(one) == 1 &&
+             (ssl.ctx_ctrl(context, SSL_CTRL_EXTRA_CHAIN_CERT, 0, one) == 1 || (X509_free(one), false));
+    };
+    bool is_whole = add(state_->certificate.get());
+    for (const Certificate& one : state_->between) is_whole = is_whole && add(one.get());
+    if (!is_whole) return refused("a chain of certificates");
+  }
+  ssl.ctx_set1_cert_store(context, state_->trusted.get());
   ssl.ctx_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  ssl.ctx_ctrl(context, SSL_CTRL_SET_MAX_CERT_LIST, kCertificateBytesMax, nullptr);
-  // Peers have the authority's certificate.
+  ssl.ctx_ctrl(context, SSL_CTRL_SET_MAX_CERT_LIST, kChainBytesMax, nullptr);
+  // Of a chain, the part that peers need is added above.
   ssl.ctx_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN, nullptr);
   ssl.ctx_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
   return std::shared_ptr<const Identity>(std::make_shared<Identity>(std::move(made)));
 }
 
+const std::string& Authority::text() const noexcept { return state_->text; }
+
+bool Authority::can_seal() const noexcept { return state_->seal_key.has_value(); }
+
+bool Authority::is_for_one_of(std::span<const std::string> hosts) const {
+  if (!state_->is_of_user) return true;
+  return std::any_of(hosts.begin(), hosts.end(),
+                     [&](const std::string& host) { return is_for_host(state_->certificate.get(), host); });
+}
+
 Mac Authority::seal(std::string_view key, std::span<const std::uint8_t> value) const {
   constexpr std::uint8_t kEnd = 0;  // no key has this byte
-  return hmac(state_->seal_key, {bytes_of(key), {&kEnd, 1}, value});
+  return hmac(*state_->seal_key, {bytes_of(key), {&kEnd, 1}, value});
 }
 
 }  // namespace hybridps::tls

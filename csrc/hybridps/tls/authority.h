@@ -1,14 +1,17 @@
-// hybridps/tls/authority.h: who belongs to a job: the processes that hold its token.
+// hybridps/tls/authority.h: who belongs to a job: the processes that hold its token, or certificates of its
+// authorities.
 //
-// Model    The key of a certificate authority follows from the token alone, so it is the same in all processes that
-//          hold the token. Each listener makes its own key, and a certificate that this authority has signed. The
-//          listener keeps both for its life. A peer's id is a hash of its certificate. So a process without the token
-//          gets no connection. A process with the token cannot take the id of another process. Keys and certificates
-//          are never written to a file. The key of seals (sealed_store.h) also follows from the token.
-// Token    16 bytes at least (admission::read_token). A peer sees enough to test guesses of the token. So the token
-//          must be random.
+// Model    Each listener makes its own key and certificate, and keeps both for its life. A peer's id is a hash of its
+//          certificate. So no process can take the id of another process. Keys are never written to a file.
+// Token    The key of a certificate authority follows from the token alone, so it is the same in all processes that
+//          hold the token. This authority signs the certificates of listeners. A process without the token gets no
+//          connection. The key of seals (sealed_store.h) also follows from the token. 16 bytes at least
+//          (admission::read_token). A peer sees enough to test guesses of the token. So the token must be random.
+// User     With certificates of the user, the certificate of this host signs those of its listeners, as proxy
+//          certificates. OpenSSL checks the whole chain. A process whose host has no certificate of the user's
+//          authorities gets no connection.
 // Threads  constant after creation; any thread.
-// Source   Ed25519: RFC 8032; certificates with it: RFC 8410; HMAC: RFC 2104.
+// Source   Ed25519: RFC 8032; certificates with it: RFC 8410; HMAC: RFC 2104; proxy certificates: RFC 3820.
 #pragma once
 
 #include <array>
@@ -43,18 +46,38 @@ class Identity : core::Pinned {
   const std::unique_ptr<IdentityState> state_;
 };
 
+/// The user's files, all in PEM.
+struct CertificateFiles {
+  std::string key;           // of this host's certificate, without a password
+  std::string certificates;  // this host's, then those between it and an authority
+  std::string authorities;   // whom to trust; may be empty
+  std::string folder;        // the same, as `openssl rehash` makes it; may be empty
+};
+
 class Authority : core::Pinned {
  public:
   struct AuthorityState;
 
   /// kUnsupported: no libssl. kInternal: OpenSSL refuses, with its words.
   static core::Result<std::shared_ptr<const Authority>> from_token(const std::string& token);
+  /// `token`: for seals; may be empty. Also kInvalidArgument: a file that cannot be read or has something else in it, a
+  /// key of another certificate, or a chain that a peer with the same authorities would refuse, for example because a
+  /// certificate has expired.
+  static core::Result<std::shared_ptr<const Authority>> from_certificates(const CertificateFiles& files,
+                                                                          const std::string& token);
   explicit Authority(std::unique_ptr<AuthorityState> state);
   ~Authority();
 
   /// A new key with its certificate.
   core::Result<std::shared_ptr<const Identity>> make_identity() const;
-  /// The seal of `value` under `key`.
+  /// For tools: what vouches for this process.
+  const std::string& text() const noexcept;
+  /// Whether the user's certificate of this host is for one of `hosts`, names or addresses. True without such a
+  /// certificate, and if it names no host at all.
+  bool is_for_one_of(std::span<const std::string> hosts) const;
+  /// There is a token.
+  bool can_seal() const noexcept;
+  /// The seal of `value` under `key`. Only if can_seal().
   Mac seal(std::string_view key, std::span<const std::uint8_t> value) const;
 
  private:

@@ -1,11 +1,13 @@
-// hybridps/tls/authority_impl.h: OpenSSL's objects behind an identity. Internal to this room.
+// hybridps/tls/authority_impl.h: OpenSSL's objects behind an authority and an identity. Internal to this room.
 #pragma once
 
 #include <openssl/evp.h>
 #include <openssl/x509.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "hybridps/tls/authority.h"
 #include "hybridps/tls/libssl.h"
@@ -21,6 +23,18 @@ struct FreeBy {
 };
 using Key = std::unique_ptr<EVP_PKEY, FreeBy<EVP_PKEY_free>>;
 using Certificate = std::unique_ptr<X509, FreeBy<X509_free>>;
+using TrustStore = std::unique_ptr<X509_STORE, FreeBy<X509_STORE_free>>;
+
+struct Authority::AuthorityState {
+  const LibSsl* ssl = nullptr;
+  Key key;                           // signs the certificates of listeners
+  Certificate certificate;           // of `key`
+  std::vector<Certificate> between;  // the user's, to one of its authorities
+  TrustStore trusted;
+  bool is_of_user = false;
+  std::optional<Mac> seal_key;
+  std::string text;
+};
 
 struct Identity::IdentityState {
   ~IdentityState() {
@@ -28,11 +42,21 @@ struct Identity::IdentityState {
   }
   const LibSsl* ssl = nullptr;
   SSL_CTX* context = nullptr;
+  bool is_of_user = false;
   PeerId id{};
 };
 
-/// Nothing: OpenSSL cannot write it out.
+/// What a handshake may bring of certificates. Those of a token have some 300 bytes.
+inline constexpr long kChainBytesMax = 12 << 10;
+
+/// False: OpenSSL cannot write it out.
 bool id_of(X509* certificate, PeerId& id);
+Mac seal_key_of(const std::string& token);
+/// A certificate for `key`, signed by `issuer`, which is no authority (RFC 3820). Null: OpenSSL refuses.
+Certificate make_proxy(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key);
+/// Whether the certificate is for this name or address, or for no host at all. A name without a dot is the first part
+/// of a name.
+bool is_for_host(X509* certificate, const std::string& host);
 /// The oldest error that OpenSSL has noted on this thread, in its words; the others are forgotten.
 std::string openssl_text();
 

@@ -2,6 +2,7 @@
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/x509v3.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -127,10 +128,17 @@ int TlsChannel::failed(int result) {
   if (why_.empty()) {
     const long verified = ssl_->library.get_verify_result(ssl_->object);
     // OpenSSL's errors above this are alerts of the other side.
-    is_of_another_job_ =
-        !is_open_ && (verified != X509_V_OK || ERR_GET_REASON(ERR_peek_error()) > SSL_AD_REASON_OFFSET);
-    why_ = verified != X509_V_OK ? "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same?"
-                                 : "TLS: " + openssl_text();
+    const bool is_alert = verified == X509_V_OK && ERR_GET_REASON(ERR_peek_error()) > SSL_AD_REASON_OFFSET;
+    is_of_another_job_ = !has_given_ && (verified != X509_V_OK || is_alert);
+    const bool is_of_user = identity_->state().is_of_user;
+    if (verified == X509_V_OK)
+      why_ =
+          (is_of_user && is_alert ? "the other side refuses the certificate of this host: " : "TLS: ") + openssl_text();
+    else if (is_of_user)
+      why_ =
+          std::string("the certificate of the other side is refused here: ") + X509_verify_cert_error_string(verified);
+    else
+      why_ = "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same?";
   }
   return EPROTO;
 }
@@ -161,6 +169,16 @@ bool TlsChannel::shake() {
   if (!early_.empty()) (void)seal(early_.data(), early_.size());
   early_ = {};
   return flush() || errno == EAGAIN;
+}
+
+bool TlsChannel::is_with(const std::string& host) const {
+  if (!identity_->state().is_of_user) return true;
+  // The chain begins with the listener's own certificate. Behind a proxy certificate comes that of its host.
+  const STACK_OF(X509)* const chain = ssl_->library.get0_verified_chain(ssl_->object);
+  for (int i = 0; i < sk_X509_num(chain); ++i)
+    if (X509* const one = sk_X509_value(chain, i); (X509_get_extension_flags(one) & EXFLAG_PROXY) == 0)
+      return is_for_host(one, host);
+  return false;
 }
 
 bool TlsChannel::seal(const std::byte* data, std::size_t bytes) {
@@ -280,6 +298,7 @@ ssize_t TlsChannel::receive(const iovec* parts, std::size_t count) {
       return -1;
     }
     partial_since_ = {};
+    has_given_ = true;
     given += static_cast<std::size_t>(got);
     at += static_cast<std::size_t>(got);
     if (is_drained_ && ssl_->library.has_pending(ssl_->object) == 0) break;  // the socket was empty

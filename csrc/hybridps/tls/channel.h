@@ -2,8 +2,8 @@
 //
 // Model    send() and receive() are like sendmsg() and readv() of a socket: they move as many bytes as they can. EAGAIN
 //          means "not now". The handshake runs inside these calls. The channel gives no byte before the peer has proven
-//          that it holds the job's token. A record that was changed, left out, repeated or moved ends the channel with
-//          EPROTO.
+//          that it belongs to the job (authority.h). A record that was changed, left out, repeated or moved ends the
+//          channel with EPROTO.
 // Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
 //          record. Many records leave with one system call, and come with one.
 // Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing. OpenSSL keeps some 30
@@ -57,11 +57,13 @@ class TlsChannel : core::Pinned {
   bool is_clear() const noexcept { return is_clear_; }
   /// Bytes of the peer's handshake have come.
   bool has_begun() const noexcept { return came_ > 0; }
-  /// The handshake has ended, and the peer holds the token.
+  /// The handshake has ended, and the peer belongs to the job.
   bool is_open() const noexcept { return is_open_; }
   /// Only of an open channel.
   const PeerId& peer() const noexcept { return peer_; }
-  /// The other side has shown no certificate of this job, or has refused ours: it has another token.
+  /// Only of an open channel: whether the peer's certificate is for this host (authority.h). True with a token's.
+  bool is_with(const std::string& host) const;
+  /// The other side has shown no certificate of this job, or has refused ours: it has another token or authority.
   bool is_of_another_job() const noexcept { return is_of_another_job_; }
   /// A part of a record has come, and nothing more for kRecordWithin. Its length was changed on the way, or the path
   /// has stopped.
@@ -96,6 +98,7 @@ class TlsChannel : core::Pinned {
   bool is_clear_ = false;
   bool is_drained_ = false;  // the last read found the socket empty
   bool is_of_another_job_ = false;
+  bool has_given_ = false;  // a byte of the other side; the side that dials is open before it hears that it is refused
   core::TimePoint partial_since_{};  // a part of a record waits for the rest, of which nothing has come since
   std::uint64_t read_ = 0;           // bytes from the socket
   std::uint64_t read_at_partial_ = 0;

@@ -19,7 +19,7 @@ namespace hybridps::tls {
   X(ctx_set_ciphersuites, SSL_CTX_set_ciphersuites)   \
   X(ctx_use_certificate, SSL_CTX_use_certificate)     \
   X(ctx_use_private_key, SSL_CTX_use_PrivateKey)      \
-  X(ctx_get_cert_store, SSL_CTX_get_cert_store)       \
+  X(ctx_set1_cert_store, SSL_CTX_set1_cert_store)     \
   X(ctx_set_verify, SSL_CTX_set_verify)               \
   X(ctx_set_num_tickets, SSL_CTX_set_num_tickets)     \
   X(set_read_buffer, SSL_set_default_read_buffer_len) \
@@ -35,6 +35,7 @@ namespace hybridps::tls {
   X(get_error, SSL_get_error)                         \
   X(has_pending, SSL_has_pending)                     \
   X(get_verify_result, SSL_get_verify_result)         \
+  X(get0_verified_chain, SSL_get0_verified_chain)     \
   X(key_update, SSL_key_update)
 
 struct LibSsl {

@@ -87,9 +87,9 @@ class SealedStore final : public bootstrap::KeyValueStore {
       return Status(Code::kMismatch, "the value \"" + std::string(key) + "\" in the c10d Store " + what);
     };
     if (!authority_)
-      return is_sealed ? core::Result<std::optional<Bytes>>(
-                             bad("is sealed: its writer has HYBRIDPS_SECURITY=tls, and this rank has not; give all "
-                                 "ranks the same setting, and the same HYBRIDPS_TOKEN_FILE"))
+      return is_sealed ? core::Result<std::optional<Bytes>>(bad(
+                             "is sealed: its writer has HYBRIDPS_SECURITY=tls and a token, and this rank has not both; "
+                             "give all ranks the same setting, and the same HYBRIDPS_TOKEN_FILE"))
                        : found;
     if (!is_sealed) {
       const Status status =
@@ -118,6 +118,7 @@ class SealedStore final : public bootstrap::KeyValueStore {
 
 std::shared_ptr<bootstrap::KeyValueStore> seal(std::shared_ptr<bootstrap::KeyValueStore> store,
                                                std::shared_ptr<const Authority> authority) {
+  if (authority && !authority->can_seal()) authority.reset();
   return std::make_shared<SealedStore>(std::move(store), std::move(authority));
 }
 

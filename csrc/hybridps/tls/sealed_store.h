@@ -16,9 +16,9 @@
 
 namespace hybridps::tls {
 
-/// `authority` null: values go through as they are, and a value that is sealed is an error that says so.
-/// Errors, beside those of the store: kMismatch, a value without a seal, with a wrong one, or with one that nobody here
-/// asked for.
+/// `authority` null, or without a token: values go through as they are, and a value that is sealed is an error that
+/// says so. Errors, beside those of the store: kMismatch, a value without a seal, with a wrong one, or with one that
+/// nobody here asked for.
 std::shared_ptr<bootstrap::KeyValueStore> seal(std::shared_ptr<bootstrap::KeyValueStore> store,
                                                std::shared_ptr<const Authority> authority);
 

@@ -5,17 +5,25 @@ import os
 import time
 
 
+def encrypts_as_gloo() -> bool:
+    """Whether data is encrypted where the environment asks gloo for that: also by gloo's certificates alone."""
+    security = os.environ.get("HYBRIDPS_SECURITY", "").strip()
+    if not security and all(os.environ.get(f"GLOO_DEVICE_TRANSPORT_TCP_TLS_{name}") for name in ("PKEY", "CERT")):
+        os.environ["HYBRIDPS_SECURITY"] = security = "tls"  # the extension reads it when it is loaded
+    return security == "tls"
+
+
 def _refuse_in_clear(dist_backend_opts) -> None:
     """Raises where the environment asks gloo for encryption: what the job takes for encrypted would go in clear."""
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked.upper() != "TCP_TLS" or os.environ.get("HYBRIDPS_SECURITY", "").strip() == "tls":
+    if asked.upper() != "TCP_TLS" or encrypts_as_gloo():
         return
     from hybridps.backend.announce import tell_of_failed_start
 
     problem = (
         f"GLOO_DEVICE_TRANSPORT={asked!r} asks for encryption, and hybridps sends in clear. What to do: set "
-        "HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE (docs/security.md); or unset GLOO_DEVICE_TRANSPORT where the network is "
-        "trusted or encrypts by itself (WireGuard or IPsec)."
+        "HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE, or gloo's certificates (docs/security.md); or unset "
+        "GLOO_DEVICE_TRANSPORT where the network is trusted or encrypts by itself (WireGuard or IPsec)."
     )
     tell_of_failed_start(dist_backend_opts, problem)
     raise RuntimeError(problem)

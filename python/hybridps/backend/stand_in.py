@@ -46,16 +46,17 @@ def _named_by_the_caller() -> bool:
 
 def _not_as_gloo() -> str:
     """What the environment asks of gloo and hybridps does not do, and what to do then; empty: nothing."""
+    from hybridps.backend.register import encrypts_as_gloo
+
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    tls = asked.upper() == "TCP_TLS" and os.environ.get("HYBRIDPS_SECURITY", "").strip() == "tls"
-    if asked in _CLEAR or tls:
+    if asked in _CLEAR or (asked.upper() == "TCP_TLS" and encrypts_as_gloo()):
         return ""
     what = f"GLOO_DEVICE_TRANSPORT={asked!r} asks gloo for"
     if asked.upper() == "TCP_TLS":
         what += " encryption, and hybridps sends in clear"
         without = (
-            "to have hybridps encrypt, set HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE; where the network is trusted or "
-            "encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
+            "to have hybridps encrypt, set HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE, or gloo's certificates; where the "
+            "network is trusted or encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
         )
     else:
         what += " a transport that hybridps does not know"

@@ -70,6 +70,8 @@ def _look_at_settings(found: Found, extension, ranks: int) -> None:
         found.show("dedicated servers", f"{servers}: all answer, and have this token")
     found.notes += dict.fromkeys(warning for one in checked for warning in one["warnings"])
     first = checked[0]
+    if first["encryption"]:
+        found.show("encrypted by", first["encryption"])
     if first["control"]:
         found.cards = _data_cards(checked)
         found.show("control through", f"{first['control']}: {first['control_why']}")

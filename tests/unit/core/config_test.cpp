@@ -55,6 +55,21 @@ TEST_CASE("core/config: values are read and shown with their source", "[core][fa
   }
 }
 
+TEST_CASE("core/config: gloo's files of certificates count where data is encrypted", "[core][fast]") {
+  Config::Environment environment{{"GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", " /a.key "},
+                                  {"GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT", "/a.pem"},
+                                  {"GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH", "/authorities"}};
+  CHECK_FALSE(Config::from(environment).value().certificate_paths.any());
+  environment["HYBRIDPS_SECURITY"] = "tls";
+  const Config config = Config::from(environment).value();
+  CHECK(config.certificate_paths.any());
+  CHECK(config.certificate_paths.key == "/a.key");
+  CHECK(config.certificate_paths.certificates == "/a.pem");
+  CHECK(config.certificate_paths.authorities.empty());
+  CHECK(config.certificate_paths.folder == "/authorities");
+  CHECK(config.warnings.empty());
+}
+
 TEST_CASE("core/config: limits are a list, shown as it would be written", "[core][fast]") {
   const Config config =
       Config::from({{"HYBRIDPS_LIMITS", " window_bytes=4M, chunk_bytes = 16384,data_threads=2 "}}).value();

@@ -78,6 +78,20 @@ TEST_CASE("engine/settings: TLS needs a token, and our own TCP", "[engine][fast]
   CHECK_FALSE(engine::check_settings(config, {0, 1}).secret.authority);
 }
 
+TEST_CASE("engine/settings: TLS takes certificates instead of a token, if all files are named", "[engine][fast]") {
+  core::Config config;
+  config.interface = "lo";
+  config.tls = true;
+  config.certificate_paths = {"/none.key", "/none.pem", "", ""};
+  for (const char* const token : {"", "a secret of this test"}) {
+    config.token = token;
+    CHECK(all_problems(engine::check_settings(config, {0, 1})).find("_CA_PATH, and one of them is not set") !=
+          std::string::npos);
+  }
+  config.certificate_paths.folder = "/";
+  CHECK(all_problems(engine::check_settings(config, {0, 1})).find("'/none.key' cannot be read") != std::string::npos);
+}
+
 TEST_CASE("engine/settings: servers are asked, and who does not serve is named", "[engine][fast]") {
   const auto admission =
       admission::AdmissionServer::open({"127.0.0.1", 0}, "a secret of this test", [](const admission::Bytes&) {

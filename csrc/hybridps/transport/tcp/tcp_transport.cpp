@@ -457,7 +457,12 @@ void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   const bool is_cut = link.state == TcpLink::LinkState::kGreeted && link.channel && !link.channel->is_open() &&
                       (by_peer || error == ECONNRESET) && link.cuts < kCutsMax;
   if (is_cut) ++link.cuts;
-  if (is_cut || (is_new && is_lack(error)))
+  // No later attempt helps: the process there has another token or authority, or this one has for it.
+  const bool is_refused =
+      is_new && !link.was_open && error == EPROTO && link.channel && link.channel->is_of_another_job();
+  if (is_refused)
+    on_broken(link, std::move(what));
+  else if (is_cut || (is_new && is_lack(error)))
     dial_later(link, kAgainAfter, /*lacks=*/true);
   else if (error == ECONNREFUSED && (link.was_reached || link.was_closed))
     on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);  // it has listened, and its host still answers

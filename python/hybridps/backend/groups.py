@@ -1,12 +1,11 @@
-"""The backend of a process group of torch's."""
+"""The backend of a process group of torch's, and groups beside it."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from torch.distributed import ProcessGroup
 
     from hybridps._C import ProcessGroupHybrid
@@ -36,10 +35,20 @@ def backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
     return backend
 
 
-def timeout_of(group: ProcessGroup | None) -> timedelta | None:
-    """Of the operations of a hybridps group, for groups that are made beside it: new_group() does not take it over.
-    None: of another backend."""
+def group_beside(group: ProcessGroup | None, compress: str, least: timedelta = timedelta(0)) -> ProcessGroup:
+    """A new hybridps group over the ranks of `group` (None: of the world), with this codec; a collective of them.
+
+    It has the timeout of `group` if that is of hybridps: new_group() does not take it over. But `least` is the least.
+    """
+    import torch.distributed as dist
+
+    from hybridps.backend.load import load_extension
+
     try:
-        return backend_of(group).options.timeout
-    except ValueError:
-        return None
+        timeout = max(backend_of(group).options.timeout, least)
+    except ValueError:  # another backend
+        timeout = None
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    options = load_extension().ProcessGroupHybrid.Options(compress=compress)
+    # Of torch's ways to make a group over some ranks, this one does not ask those outside.
+    return dist.new_group(ranks, timeout, backend="hybridps", pg_options=options, use_local_synchronization=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridps.backend.groups import backend_of, timeout_of
+from hybridps.backend.groups import backend_of, group_beside
 from hybridps.backend.load import load_extension
 
 __all__ = ["HookState", "backend_of", "ddp_hook", "load_state_dict", "ratio", "state_dict", "stats"]
@@ -33,12 +33,7 @@ class HookState:
     """
 
     def __init__(self, codec: str = "int8", process_group: dist.ProcessGroup | None = None) -> None:
-        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        options = load_extension().ProcessGroupHybrid.Options(compress=codec)
-        # Of torch's ways to make a group over some ranks, this one does not ask those outside.
-        self.group = dist.new_group(
-            ranks, timeout_of(process_group), backend="hybridps", pg_options=options, use_local_synchronization=True
-        )
+        self.group = group_beside(process_group, codec)
         self.codec: str = backend_of(self.group).compression()
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hybridps.backend.groups import backend_of, timeout_of
+from hybridps.backend.groups import backend_of, group_beside
 from hybridps.training.agreement import agree, broadcast_tensors, here
 from hybridps.training.rounds import Rounds
 
@@ -158,7 +158,7 @@ class LocalSteps:
             process_group,
         )
         broadcast_tensors((*model.parameters(), *model.buffers()), 0, process_group)
-        self._group = self._new_group(compress)
+        self._group = group_beside(process_group, compress)
         self._backend = backend_of(self._group)
         self.compression: str = self._backend.compression()
         parameters = [parameter for _, parameter in named]
@@ -172,7 +172,7 @@ class LocalSteps:
         if staleness is not None:
             self._newest = self._fragments[0].base.clone()
             # A receive there waits for the next round.
-            self._control = self._new_group("none", timedelta(minutes=30))
+            self._control = group_beside(process_group, "none", timedelta(minutes=30))
             self._rounds = Rounds(
                 self._control, self._contribute, self._merge_round, staleness, quorum, age_power, patience, schedule
             )
@@ -219,18 +219,6 @@ class LocalSteps:
         check(staleness >= 0, f"staleness={staleness}", "at least 0")
         check(1 <= quorum <= size, f"quorum={quorum}", f"1 to {size}")
         check(fragments == 1 and self.delay == 0, "staleness with fragments or delay", "one of both ways to overlap")
-
-    def _new_group(self, compress: str, least: timedelta = timedelta(0)) -> dist.ProcessGroup:
-        from hybridps.backend.load import load_extension
-
-        ranks = dist.get_process_group_ranks(self._parent or dist.group.WORLD)
-        options = load_extension().ProcessGroupHybrid.Options(compress=compress)
-        timeout = timeout_of(self._parent)
-        if timeout is not None:
-            timeout = max(timeout, least)
-        return dist.new_group(
-            ranks, timeout, backend="hybridps", pg_options=options, use_local_synchronization=True
-        )
 
     def _check(self) -> None:
         if self._broken:

@@ -613,3 +613,24 @@ def test_rounds_of_a_state_are_counted_on():
     for counts, refusal in run_ranks(rounds_go_on, "1+1"):
         assert counts == [3, 3, 5]
         assert "the state lacks momentum, rounds, steps, weights" in refusal
+
+
+def loads_while_one_is_behind(rank, world):
+    model = network()
+    local = hybridps.LocalSteps(
+        model, inner(model), 1, staleness=2, schedule=lambda number: [0] if number < 2 else range(world)
+    )
+    if rank == 0:  # two rounds without rank 1
+        for step in range(2):
+            train_step(model, local.inner_optimizer, rank, step)
+            local.step()
+    local.load_state_dict(local.state_dict())
+    train_step(model, local.inner_optimizer, rank, 2)
+    local.step()
+    ages = local.ages
+    local.close()
+    return ages
+
+
+def test_after_a_load_nobodys_weights_are_of_before():
+    assert run_ranks(loads_while_one_is_behind, "1+1") == [[[0, 0]]] * 2

@@ -396,7 +396,7 @@ class LocalSteps:
             first = part.stop
         if self._rounds is not None:
             self._newest.copy_(self._fragments[0].base)
-            # Each begins anew: what it did before is gone, and its weights count as old as they were.
+            # Each begins anew: what it did before is gone.
             self._steps = 0
             self._rounds.go_on_from(rounds)
         else:

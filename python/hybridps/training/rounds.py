@@ -87,9 +87,9 @@ class Rounds:
             self._resume.set()
 
     def go_on_from(self, rounds: int) -> None:
-        """Counts on from there; within a meeting, on all ranks alike."""
-        self._since = [rounds - (self.rounds - since) for since in self._since]
-        self.rounds = rounds
+        """Counts on from there, with weights that all have just got; within a meeting, on all ranks alike."""
+        self._since = [rounds] * self._size
+        self.rounds, self.ages = rounds, []
 
     def end(self) -> None:
         """When all ranks have called it, the last rounds are over. Until then this one goes on being there for others'."""

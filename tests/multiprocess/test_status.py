@@ -157,6 +157,25 @@ def test_a_rank_in_a_long_step_is_named_in_20_of_20_tries(place, tmp_path):
     check_late(20, tmp_path)
 
 
+def late_for_a_round(rank, world):
+    import hybridps
+
+    model = torch.nn.Linear(2, 2)
+    local = hybridps.LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, staleness=1)
+    dist.barrier()
+    found = []
+    if rank == 0:
+        found = [finding["kind"] for job in collected(wanted="busy")[0] for finding in status.judge(job)]
+    dist.barrier()
+    local.close()
+    return found
+
+
+def test_ranks_between_two_rounds_of_local_steps_wait_for_nobody(place):
+    found = run_ranks(late_for_a_round, "1+1+1")[0]
+    assert "busy" in found and "message" not in found, found
+
+
 # ------------------------------------------------------------------------------------------------ missing
 
 

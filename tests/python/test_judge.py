@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hybridps.backend.groups import ORDER_TAG, READY_TAG
 from hybridps.tools import status
 
 
@@ -105,6 +106,18 @@ def test_messages_without_another_side():
     found = status.judge(job(groups={0: sends, 1: takes}))
     assert kinds(found) == [("message", [2]), ("message", [])]
     assert "waits for rank 2 to take a message of 40 bytes (tag 7)" in found[0]["text"]
+
+
+def test_who_waits_for_a_round_of_local_steps_is_nobodys_fault():
+    ready = {"sending": False, "peer": -1, "tag": READY_TAG, "bytes": 8, "seconds": 9.0}
+    order = {"sending": False, "peer": 0, "tag": ORDER_TAG, "bytes": 32}
+    between = {0: [ready], 1: [order | {"seconds": 3.0}], 2: [order | {"seconds": 2.0}]}
+    whole = job(groups={rank: {"messages": messages} for rank, messages in between.items()})
+    assert kinds(status.judge(whole)) == [("busy", [])]
+    assert ". ranks [1, 2]: no round of LocalSteps has begun for 3.0 s" in status.report(whole)
+    # But what rank 0 sends has to be taken.
+    between[0].append(order | {"sending": True, "peer": 2, "seconds": 1.0})
+    assert kinds(status.judge(whole)) == [("message", [2]), ("busy", [])]
 
 
 def test_a_slow_card_by_what_the_job_has_found():

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from hybridps._C import ProcessGroupHybrid
 
+# Of messages that LocalSteps always waits for. `hybridps status` knows them by these numbers, which no program uses.
+READY_TAG, ORDER_TAG = 0x68707301, 0x68707302
+
 
 def backend_of(group: ProcessGroup | None) -> ProcessGroupHybrid:
     """The ProcessGroupHybrid of a group, None: of the world; ValueError if it has none for CPU tensors, or there is no

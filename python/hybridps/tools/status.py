@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
 
+from hybridps.backend.groups import ORDER_TAG, READY_TAG
 from hybridps.tools.network import judge_network
 from hybridps.tools.output import ranks_text, table
 
@@ -296,10 +297,13 @@ def _judge_joining(group: dict, name: str, findings: list[dict]) -> None:
 
 
 def _judge_messages(group: dict, name: str, findings: list[dict]) -> None:
+    between_rounds: dict[int, float] = {}
     for rank, g in sorted(group["by_rank"].items()):
-        for message in g.get("messages", [])[:1]:
-            if message["seconds"] < WAITS_SECONDS:
-                continue
+        waiting = [message for message in g.get("messages", []) if message["seconds"] >= WAITS_SECONDS]
+        # These receives are there while the ranks compute: nobody is late for them.
+        usual = [message for message in waiting if not message["sending"] and message["tag"] in (READY_TAG, ORDER_TAG)]
+        between_rounds |= {rank: message["seconds"] for message in usual if message["tag"] == ORDER_TAG}
+        for message in [message for message in waiting if message not in usual][:1]:
             other = "any rank" if message["peer"] < 0 else f"rank {message['peer']}"
             doing = f"waits for {other} to take" if message["sending"] else f"waits for {other} to send"
             findings.append(
@@ -311,6 +315,18 @@ def _judge_messages(group: dict, name: str, findings: list[dict]) -> None:
                     f"since {_seconds(message['seconds'])}",
                 }
             )
+    if between_rounds:
+        findings.append(
+            {
+                "kind": "busy",
+                "group": group["name"],
+                "ranks": [],
+                "waiting": sorted(between_rounds),
+                "seconds": max(between_rounds.values()),
+                "text": f"{ranks_text(sorted(between_rounds))}{name}: no round of LocalSteps has begun for "
+                f"{_seconds(max(between_rounds.values()))}",
+            }
+        )
 
 
 def _judge_oldest(group: dict, name: str, findings: list[dict]) -> None:

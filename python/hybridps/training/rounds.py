@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from hybridps.backend.groups import backend_of
+from hybridps.backend.groups import ORDER_TAG, READY_TAG, backend_of
 
 _ABSENT = -1
 _MEETING, _END = -1, -2  # in place of a round's number
@@ -103,7 +103,7 @@ class Rounds:
             if self._rank == 0:
                 self._told.put((0, what))
             else:
-                dist.send(torch.tensor([what]), group=self._group, group_dst=0, tag=1)
+                dist.send(torch.tensor([what]), group=self._group, group_dst=0, tag=READY_TAG)
             self._done.wait()
         if self._error is not None:
             # The program may destroy its groups next, and torch lets nobody issue operations meanwhile.
@@ -150,11 +150,11 @@ class Rounds:
     def _next(self) -> list[int]:
         if self._rank != 0:
             order = torch.empty(1 + self._size, dtype=torch.int64)
-            dist.recv(order, group=self._group, group_src=0, tag=2)
+            dist.recv(order, group=self._group, group_src=0, tag=ORDER_TAG)
             return order.tolist()
         chosen = self._decide()
         order = torch.tensor(chosen)
-        for work in [dist.isend(order, group=self._group, group_dst=r, tag=2) for r in range(1, self._size)]:
+        for work in [dist.isend(order, group=self._group, group_dst=r, tag=ORDER_TAG) for r in range(1, self._size)]:
             work.wait()
         return chosen
 
@@ -163,7 +163,7 @@ class Rounds:
             ended = 0
             while ended < self._size - 1:
                 what = torch.empty(1, dtype=torch.int64)
-                sender = dist.recv(what, group=self._group, tag=1)
+                sender = dist.recv(what, group=self._group, tag=READY_TAG)
                 self._told.put((dist.get_group_rank(self._group, sender), int(what)))
                 ended += int(what) == _ENDED
         except BaseException as error:

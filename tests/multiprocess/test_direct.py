@@ -295,6 +295,37 @@ def test_distributed_optimizer_trains_as_ddp_does():
     run_ranks(optimizers, "1+1")
 
 
+def steps_that_were_skipped(rank, world):
+    """After a round without a step, rank 1 has no backward."""
+    model, ones = Net(), torch.ones(1, 8)
+    optimizer = hybridps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for drop in (optimizer.zero_grad, model.zero_grad):
+        scaler.scale(model(ones).sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update(1.0)
+        drop()
+        before = model.second.bias.detach().clone()
+        if rank == 0:
+            model(ones).sum().backward()
+        optimizer.synchronize()
+        assert model.second.bias.grad is not None
+        scaler.step(optimizer)
+        torch.testing.assert_close(model.second.bias.detach(), before - 1 / world)
+        scaler.update()
+
+        model(ones).sum().backward()
+        drop()
+        before = model.second.bias.detach().clone()
+        optimizer.step(lambda: model(ones).sum().backward() if rank == 0 else None)
+        torch.testing.assert_close(model.second.bias.detach(), before - 1 / world)
+        drop()
+
+
+def test_a_rank_without_a_backward_averages_after_a_skipped_step():
+    run_ranks(steps_that_were_skipped, "1+1")
+
+
 def different_calls(rank, world):
     hybridps.push_pull(torch.ones(300), name="known")
     with raises("") as caught:

@@ -457,8 +457,13 @@ class _Averager:
         self.gradients.restart()
         self.passes_done, self.average = 0, False
 
+    def dropped(self) -> bool:
+        """Whether the gradients of the last averaging are gone: zero_grad() after a step that was skipped. Another rank
+        may have had a backward since."""
+        return all(parameter.grad is None for bucket in self.gradients.buckets for parameter in bucket.parameters)
+
     def synchronize(self) -> None:
-        if self.passes_done or self.average:
+        if self.passes_done or self.average or self.dropped():
             self.reduce()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

@@ -326,6 +326,54 @@ def test_a_rank_without_a_backward_averages_after_a_skipped_step():
     run_ranks(steps_that_were_skipped, "1+1")
 
 
+class Passing(torch.optim.SGD):
+    """Its step() is two for torch: hooks run for its own, and for that of the class below it."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Evaluating(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        super().step()
+        return loss
+
+
+def steps_of_subclasses(rank, world):
+    torch.optim.SGD(Net().parameters())  # torch adds the hooks to a class when it is first used
+    issued, all_reduce = [], dist.all_reduce
+
+    def counted(*args, **more):
+        issued.append(args)
+        return all_reduce(*args, **more)
+
+    dist.all_reduce = counted
+    for kind in (torch.optim.SGD, Passing, Evaluating):
+        model = Net()
+        optimizer = hybridps.DistributedOptimizer(kind(model.parameters(), lr=1.0))
+
+        def backward(by=None):
+            optimizer.zero_grad()  # noqa: B023
+            if by is None or by == rank:
+                model(torch.ones(1, 8)).sum().backward()  # noqa: B023
+
+        for by in (None, 0):
+            issued.clear()
+            before = model.second.bias.detach().clone()
+            backward(by)
+            optimizer.step()
+            assert len(issued) == 1, (kind, by)
+            optimizer.step(lambda: backward(by))  # noqa: B023
+            assert len(issued) == 2, (kind, by)
+            expected = before - 2 * (1 if by is None else 1 / world)
+            torch.testing.assert_close(model.second.bias.detach(), expected)
+
+
+def test_a_step_within_a_step_averages_once():
+    run_ranks(steps_of_subclasses, "1+1")
+
+
 def different_calls(rank, world):
     hybridps.push_pull(torch.ones(300), name="known")
     with raises("") as caught:

@@ -417,11 +417,12 @@ class _Averager:
         )
         self.average = True  # at the next step(), unless a backward has done it
         self.skipping = False
-        self.hook: Any = None
+        self.hooks: list[Any] = []
 
     def follow(self, before: "_Averager") -> None:
         """Averages for the optimizer of `before` from now on."""
-        before.hook.remove()
+        for hook in before.hooks:
+            hook.remove()
         before.gradients.close()
         self.gradients.touched |= {parameter for parameter in before.gradients.touched if parameter in self.gradients}
 
@@ -487,6 +488,8 @@ class _Averager:
     def average_for_step(self) -> None:
         if not self.skipping:
             self.synchronize()
+
+    def after_step(self, *_: Any) -> None:  # and not before it: a step() may call that of a base class, hooks and all
         self.average = True
 
     @contextlib.contextmanager
@@ -585,7 +588,10 @@ def DistributedOptimizer(  # noqa: N802, as those who come from BytePS and Horov
     averager = _Averager(named, compression, backward_passes_per_step, process_group, bucket_bytes)
     if before is not None:
         averager.follow(before)
-    averager.hook = optimizer.register_step_pre_hook(averager.before_step)
+    averager.hooks = [
+        optimizer.register_step_pre_hook(averager.before_step),
+        optimizer.register_step_post_hook(averager.after_step),
+    ]
     # Attributes of the object, so that its class stays torch's, and with it pickle, schedulers and whoever asks for the
     # type.
     optimizer._averager = averager  # type: ignore[attr-defined]

@@ -354,6 +354,34 @@ def test_a_rank_that_was_stopped_is_refused():
     run_ranks(stopped, "1+1+1+1", init=False, env={"HYBRIDPS_DEAD_SECONDS": "1"})
 
 
+def names_of_lives(rank, world):
+    """push_pull compares the names of this life: a rank that comes has none of the life before."""
+    import hybridps
+
+    check = Checker(rank)
+
+    def push_pulls(life, *names):
+        for name in names:
+            mean = hybridps.push_pull(torch.full((10,), float(rank)), name=name)
+            check.equal(f"{life} {name}", mean, torch.full((10,), (world - 1) / 2))
+
+    begin(rank, world)
+    reconfigure(1, exchange("handles", rank, range(world)))
+    hybridps.declare("first")
+    push_pulls("one life", "first", "second")
+    if rank == world - 1:
+        dist.destroy_process_group()
+        begin(rank, world)
+    reconfigure(2, exchange("new handles", rank, range(world)))
+    push_pulls("the next", "second", "first")
+    return check.result()
+
+
+@needs_reconfigure
+def test_names_of_push_pull_are_those_of_a_life():
+    run_ranks(names_of_lives, "1+1+1", init=False)
+
+
 def left_out(rank, world):
     """A healthy rank that the others leave out: idle, or in an operation."""
     check = Checker(rank)

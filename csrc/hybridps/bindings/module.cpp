@@ -517,6 +517,7 @@ void bind_group(py::module_& module, GroupClass& group) {
           },
           py::arg("tensor"), py::arg("what"), py::arg("slot"), py::arg("rate") = 1.0, py::arg("momentum") = 0.0,
           "An allreduce after which the owners of the tensor's parts step; see hybridps.LocalSteps.")
+      .def("incarnation", &ProcessGroupHybrid::incarnation, "The name of this life of the group; see Options.")
       .def("summary", &summary_of, "What the group's members, networks and shares are; no nodes until all have come.")
       .def("leave_for_next", &ProcessGroupHybrid::leave_for_next, py::arg("reason"),
            "Leaves the group for one that is made next; who says no goodbye in time is told the reason.")

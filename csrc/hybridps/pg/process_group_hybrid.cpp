@@ -264,6 +264,8 @@ void ProcessGroupHybrid::eagerConnectSingleDevice(at::Device device) {
   eager_device_ = device;
 }
 
+std::string ProcessGroupHybrid::incarnation() const { return life()->incarnation; }
+
 engine::GroupSummary ProcessGroupHybrid::summary() const {
   const auto life = this->life();
   const auto group = life->membership ? life->membership->group() : nullptr;

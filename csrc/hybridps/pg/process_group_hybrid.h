@@ -112,6 +112,8 @@ class ProcessGroupHybrid final : public c10d::Backend {
   /// The lossy codec in effect, as text of compress::text_of(): "none", "int8:...".
   std::string compression() const;
   engine::Group::RememberedSummary remembered_summary();
+  /// The name of this life of the group, the same on all members; empty: nobody is in it.
+  std::string incarnation() const;
   /// A summary of the roster; no nodes until all members have come.
   engine::GroupSummary summary() const;
 

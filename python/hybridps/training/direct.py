@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hybridps.backend.groups import backend_of
 from hybridps.training.agreement import agree, broadcast_tensors, here
 from hybridps.training.gradients import BUCKET_BYTES, GradientBuckets
 from hybridps.training.priority import prioritized
@@ -120,7 +121,8 @@ def local_size() -> int:
 class _Names:
     """What this rank has declared and called since the ranks last compared it, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: str) -> None:
+        self.life = life
         self.known: set[str] = set()
         self.declared = 0  # since the last comparison
         self.calls = 0  # ever
@@ -161,11 +163,18 @@ _names: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Names]" = weakref.WeakKey
 
 
 def _names_of_world() -> _Names:
-    """Of this life of the world group: a new one starts with no names."""
+    """Of this life of the world group: a new one starts with no names, as those who come by reconfigure() have none."""
     world = dist.group.WORLD
     if world is None:
         raise RuntimeError("hybridps: there is no process group. What to do: call hybridps.init() first")
-    return _names.setdefault(world, _Names())
+    try:
+        life = backend_of(world).incarnation()
+    except ValueError:  # another backend
+        life = ""
+    names = _names.get(world)
+    if names is None or names.life != life:
+        names = _names[world] = _Names(life)
+    return names
 
 
 def _note(error: BaseException, text: str) -> None:

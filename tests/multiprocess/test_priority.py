@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import harness
 import pytest
@@ -70,6 +71,22 @@ def test_a_wrong_priority_is_refused_where_it_is_written():
     assert [line.split(":")[0] for line in said] == ["ValueError", "ValueError", "TypeError", "TypeError", "ValueError"]
     assert "'high'" in said[1] and "tensor, pipeline, sharded, data" in said[1]
     assert kept == ["9"] * 3 and "priority='9'" in text
+
+
+def split_off(rank, world):
+    parent = dist.new_group(pg_options=options(priority=4))
+    of_torch = torch._C._distributed_c10d.Backend.Options("hybridps", timedelta(seconds=60))
+    found = []
+    for given in (None, of_torch, options(priority=2), options()):
+        group = dist.split_group(parent, split_ranks=[list(range(world))], pg_options=given)
+        found.append(group._get_backend(torch.device("cpu")).options.priority)
+    return found
+
+
+@pytest.mark.skipif(harness.TORCH < (2, 15), reason="torch splits groups of CPU tensors since 2.15")
+def test_a_group_that_is_split_off_has_its_own_priority_or_that_of_its_parent():
+    for found in run_ranks(split_off, "1+1"):
+        assert found == ["4", "4", "2", "0"]
 
 
 def group_that_differs(rank, world):

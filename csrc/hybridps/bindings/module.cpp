@@ -457,7 +457,7 @@ void bind_options(GroupClass& group) {
       "or\n"
       "                   'tensor', 'pipeline', 'sharded', 'data' by the mesh's dimension (docs/overlap.md). The same "
       "on\n"
-      "                   all ranks; not taken over by groups split off")
+      "                   all ranks; groups split off without options take it over")
       .def(py::init([](std::chrono::milliseconds timeout, bool dedicated_servers, std::string compress,
                        std::string incarnation, const py::object& priority) {
              if (timeout.count() <= 0) throw py::value_error("hybridps.Options: the timeout must be more than 0");

@@ -375,7 +375,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHybrid::split(const c10::intrusive
   const auto* own = dynamic_cast<const Options*>(opts.get());
   child_options->dedicated_servers = (own != nullptr ? *own : *options_).dedicated_servers;
   child_options->compress = own != nullptr && !own->compress.empty() ? own->compress : options_->compress;
-  if (own != nullptr) child_options->priority = own->priority;
+  child_options->priority = (own != nullptr ? *own : *options_).priority;
   if (opts) {
     child_options->group_name = opts->group_name;
     child_options->group_desc = opts->group_desc;

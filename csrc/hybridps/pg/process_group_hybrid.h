@@ -76,7 +76,7 @@ class ProcessGroupHybrid final : public c10d::Backend {
     /// The name of this life of the group: the same on all members, used only once. Empty: the name is made of the run
     /// id and how often the process has made the group.
     std::string incarnation;
-    /// The order of waiting operations (worker/priority.h). A group made by split() does not inherit the value.
+    /// The order of waiting operations (worker/priority.h). A group made by split() without Options inherits the value.
     std::string priority;
     /// Throws c10::ValueError (ValueError in Python) if `text` is not a valid priority.
     void set_priority(const std::string& text);

@@ -131,8 +131,8 @@ const auto& settings() {
       Setting{"BLOCKING_WAIT", SettingKind::kBool, &Config::blocking_wait, "", 0, 0,
               "1: wait() of an operation on CUDA tensors blocks the host until the operation is complete."},
       Setting{"SPIN_MICROSECONDS", SettingKind::kCountOrAuto, &Config::spin_microseconds, "microseconds", 0, 1e6,
-              "How long a waiting thread polls before it sleeps. auto: 50 while waits are that short and nobody else "
-              "wants the core, else 0."},
+              "How long a waiting thread polls before sleeping. auto: 50 while most waits end within 200 and nobody "
+              "else wants the core, else 0."},
       Setting{"LOG_LEVEL", SettingKind::kLevel, &Config::log_level, "", 0, 0,
               "error, warn, info or debug, on stderr. info: rank 0 says what the job does. debug: each rank says how "
               "long its start took."},
@@ -166,7 +166,8 @@ const auto& limits() {
       Setting{"eager_bytes", SettingKind::kBytes, &Config::eager_bytes, "bytes", 0, kGiB,
               "What a peer may send before it is granted memory."},
       Setting{"far_bytes", SettingKind::kBytes, &Config::far_bytes, "bytes", 0, 64 * kGiB,
-              "The same for a peer whose round trip is 2 ms or more: four times what the path holds, at most this."},
+              "At round trips of 2 ms or more, eager_bytes grows to four times what arrives in one round trip, at most "
+              "this."},
       Setting{"window_bytes", SettingKind::kBytes, &Config::window_bytes, "bytes", kKiB, kGiB,
               "What all peers together may have under way to one card before they ask; a peer's part is 32K or more. "
               "Windows grow from here by what the card carries."},

@@ -50,7 +50,6 @@ void play_rings(fuzz::Feed& feed) {
   static_assert(sizeof(PeerSlot) <= 4096);
   if (kLayout.slot_bytes() > sizeof(Slot::bytes)) std::abort();
   const auto slot = std::make_unique<Slot>();
-  clear_slot(slot->bytes.data(), kLayout);
   MessageWriter writer(slot->bytes.data(), kLayout);
   MessageReader reader(slot->bytes.data(), kLayout);
   ReleaseWriter releases(slot->bytes.data(), kLayout);

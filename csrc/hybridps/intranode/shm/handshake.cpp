@@ -15,7 +15,7 @@ namespace hybridps::intranode::shm {
 namespace {
 
 constexpr std::array<char, 8> kMagic = {'h', 'y', 'b', 'r', 'i', 'd', 'p', 's'};
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::array<char, 4> kAddressMagic = {'H', 'P', 'S', 'M'};
 constexpr std::size_t kNameBytesMax = sizeof(sockaddr_un::sun_path) - 1;
 static_assert(std::is_trivially_copyable_v<Packet>);

@@ -1,6 +1,6 @@
 // hybridps/intranode/shm/handshake.h: the packets that two engines exchange over their Unix socket, with descriptors.
 //
-// Model    fixed-size packets over SOCK_SEQPACKET. The hello carries three descriptors (control area, pool, eventfd).
+// Model    fixed-size packets over SOCK_SEQPACKET. The hello carries descriptors (control page, eventfd, rings, pool).
 //          The sequence of packets is in README.md.
 // Trust    packets may come from any process of this host. receive_packet() checks size, magic and version; the caller
 //          checks the rest. Each transport has a secret in its address, which only members of its groups get. Both
@@ -24,7 +24,7 @@ namespace hybridps::intranode::shm {
 
 enum class PacketKind : std::uint32_t {
   kHello = 1,    // who I am and what I share
-  kProof = 2,    // `nonce` is what I read in your control area
+  kProof = 2,    // `nonce` is what I read in your rings
   kYield = 3,    // we both connected: use my connection
   kRefuse = 4,   // no slot free for you
   kGoodbye = 5,  // I send no more messages; I return your payloads before my end of file
@@ -40,13 +40,12 @@ struct Packet {
   std::uint64_t to = 0;
   std::array<std::uint64_t, 2> nonce{};  // hello: the session's; proof: read from memory
   std::array<std::uint64_t, 2> echo{};   // the other side's session nonce; zero in the first hello
-  std::uint64_t slot_offset_bytes = 0;   // hello: offset in my control area of the slot that you may write
   std::uint64_t pool_bytes = 0;          // hello
   std::uint32_t ring_entries = 0;        // hello
   std::uint32_t release_entries = 0;     // hello
   tls::Mac mac{};                        // meet (the listener's), the dialler's hello: see mac_of()
 };
-static_assert(sizeof(Packet) == 120);
+static_assert(sizeof(Packet) == 112);
 
 using Nonce = std::array<std::uint64_t, 2>;
 using Secret128 = std::array<std::uint8_t, 16>;
@@ -60,7 +59,7 @@ tls::Mac mac_of(const Secret128& secret, MeetingRole role, const std::array<Nonc
 Packet make_packet(PacketKind kind, core::EngineId from, core::EngineId to) noexcept;
 
 enum class Received { kPacket, kNothing, kEndOfFile, kJunk };
-inline constexpr std::size_t kDescriptorsMax = 3;
+inline constexpr std::size_t kDescriptorsMax = 4;
 
 /// False: the packet could not be queued, because the peer is gone or does not read.
 bool send_packet(int socket, const Packet& packet, std::span<const int> descriptors = {}) noexcept;

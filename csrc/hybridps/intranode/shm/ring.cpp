@@ -20,20 +20,6 @@ constexpr std::uint64_t pack_release(std::uint64_t index, std::uint32_t token) n
 
 }  // namespace
 
-void clear_slot(std::byte* slot, const SlotLayout& layout) noexcept {
-  PeerSlot& head = slot_of(slot);
-  for (auto& word : head.nonce) word.store(0, std::memory_order_relaxed);
-  for (auto& word : head.echo) word.store(0, std::memory_order_relaxed);
-  head.consumed.store(0, std::memory_order_relaxed);
-  head.producer_waits.store(0, std::memory_order_relaxed);
-  for (std::uint32_t i = 0; i < layout.release_entries; ++i) {
-    releases_of(slot, layout)[i].store(0, std::memory_order_relaxed);
-  }
-  for (std::uint32_t i = 0; i < layout.ring_entries; ++i) {
-    ring_of(slot, layout)[i].turn.store(0, std::memory_order_relaxed);
-  }
-}
-
 Taken MessageWriter::room() noexcept {
   if (written_ - consumed_seen_ < entries_) return Taken::kEntry;
   const std::uint64_t consumed = slot_->consumed.load(std::memory_order_seq_cst);

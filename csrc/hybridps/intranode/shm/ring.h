@@ -76,8 +76,6 @@ inline MessageEntry* ring_of(std::byte* slot, const SlotLayout& layout) noexcept
 inline std::atomic<std::uint64_t>* releases_of(std::byte* slot, const SlotLayout& layout) noexcept {
   return reinterpret_cast<std::atomic<std::uint64_t>*>(slot + layout.release_offset_bytes());
 }
-/// Empties a slot for its next peer. Only while no peer can write to it.
-void clear_slot(std::byte* slot, const SlotLayout& layout) noexcept;
 
 enum class Taken { kNothing, kEntry, kCorrupt };
 

@@ -4,7 +4,7 @@
 //          memfd_create is not allowed: a file in /dev/shm without a name (or unlinked at once). This file is filled up
 //          front, because /dev/shm may be smaller than it looks. In both cases kill -9 leaves nothing behind.
 // Memory   pages are taken at first touch (memfd). Forked children do not get the mapping.
-// Threads  a Segment is constant after it is made.
+// Threads  one at a time for the calls that change a Segment; its memory is shared anyway.
 // Errors   Status with what was needed, what is available and what to do.
 #pragma once
 
@@ -40,6 +40,8 @@ class Segment : core::Pinned {
   std::span<std::byte> memory() const noexcept { return {data_, bytes_}; }
   /// The descriptor to pass to peers; -1 for a mapped segment.
   int fd() const noexcept { return fd_.get(); }
+  /// The memory stays mapped; no further peer can get it.
+  void close_descriptor() noexcept { fd_.reset(); }
 
  private:
   Segment(std::byte* data, std::size_t bytes, core::Descriptor fd) noexcept;

@@ -36,12 +36,12 @@ bool is_safe_to_write(int fd) noexcept {
 
 // ---- Handshake
 
-void ShmEndpoint::open_slot(std::uint32_t slot) {
-  has_slot_ = true;
-  slot_ = slot;
+void ShmEndpoint::open_slot(std::unique_ptr<Segment> slot) {
+  own_slot_ = std::move(slot);
+  ++owner_.slots_in_use_;
   session_nonce_ = draw_nonce();
   memory_nonce_ = draw_nonce();
-  std::byte* const memory = owner_.slot_memory(slot);
+  std::byte* const memory = own_slot_->memory().data();
   for (int i = 0; i < 2; ++i) slot_of(memory).nonce[i].store(memory_nonce_[i], std::memory_order_seq_cst);
   messages_in_ = MessageReader(memory, owner_.layout_);
   releases_in_ = ReleaseReader(memory, owner_.layout_);
@@ -94,13 +94,12 @@ bool ShmEndpoint::say_hello(const Nonce& echo, const tls::Mac& mac) {
   packet.nonce = session_nonce_;
   packet.echo = echo;
   packet.mac = mac;
-  packet.slot_offset_bytes = owner_.slot_offset_bytes(slot_);
   packet.pool_bytes = owner_.pool_ ? owner_.pool_->memory().size() : 0;
   packet.ring_entries = owner_.layout_.ring_entries;
   packet.release_entries = owner_.layout_.release_entries;
-  const std::array<int, kDescriptorsMax> descriptors = {owner_.control_->fd(), owner_.event_.get(),
+  const std::array<int, kDescriptorsMax> descriptors = {owner_.control_->fd(), owner_.event_.get(), own_slot_->fd(),
                                                         owner_.pool_ ? owner_.pool_->fd() : -1};
-  return send_packet(socket_.get(), packet, std::span(descriptors).first(owner_.pool_ ? 3 : 2));
+  return send_packet(socket_.get(), packet, std::span(descriptors).first(owner_.pool_ ? 4 : 3));
 }
 
 void ShmEndpoint::say_proof() {
@@ -116,18 +115,14 @@ void ShmEndpoint::say_proof() {
 
 Status ShmEndpoint::map_peer(const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
   const SlotLayout layout{hello.ring_entries, hello.release_entries};
-  auto& [control, wake, pool] = descriptors;
-  if (!layout.is_valid() || !control || !wake || !is_safe_to_write(wake.get()) ||
+  auto& [control, wake, ring, pool] = descriptors;
+  if (!layout.is_valid() || !control || !wake || !ring || !is_safe_to_write(wake.get()) ||
       (hello.pool_bytes > 0) != bool(pool)) {
     return {Code::kPeerDead, who() + " said hello with nonsense in it"};
   }
   auto front = Segment::map(control.get(), 0, page_ceil(sizeof(EngineControl)), Segment::Access::kReadWrite);
   if (!front.is_ok()) return front.status();
-  if (hello.slot_offset_bytes < front.value()->memory().size()) {
-    return {Code::kPeerDead, who() + " said hello with nonsense in it"};
-  }
-  auto slot =
-      Segment::map(control.get(), hello.slot_offset_bytes, page_ceil(layout.slot_bytes()), Segment::Access::kReadWrite);
+  auto slot = Segment::map(ring.get(), 0, page_ceil(layout.slot_bytes()), Segment::Access::kReadWrite);
   if (!slot.is_ok()) return slot.status();
   if (pool) {
     auto view = Segment::map(pool.get(), 0, hello.pool_bytes, Segment::Access::kReadOnly);
@@ -156,12 +151,13 @@ void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello,
 void ShmEndpoint::check_proof(const Packet& packet) {
   Nonce echoed;
   for (int i = 0; i < 2; ++i) {
-    echoed[i] = slot_of(owner_.slot_memory(slot_)).echo[i].load(std::memory_order_seq_cst);
+    echoed[i] = slot_of(own_slot_->memory().data()).echo[i].load(std::memory_order_seq_cst);
   }
   if (packet.nonce != memory_nonce_ || echoed != memory_nonce_ || packet.echo != session_nonce_) {
     return end({Code::kPeerDead, who() + " could not show that it shares this host's memory"}, true, true);
   }
   state_ = ConnectionState::kOpen;
+  own_slot_->close_descriptor();  // one hello was enough
   was_open_ = true;
   --owner_.handshakes_;
 }
@@ -520,8 +516,8 @@ bool ShmEndpoint::finish() {
   lent_.shrink_to_fit();
   lent_free_.clear();
   lent_free_.shrink_to_fit();
-  if (has_slot_) owner_.slots_free_.push_back(slot_);
-  has_slot_ = false;
+  if (own_slot_) --owner_.slots_in_use_;
+  own_slot_.reset();
   finished_ = true;
   return true;
 }

@@ -63,7 +63,7 @@ class ShmEndpoint final : public transport::Endpoint {
   };
 
   // Handshake, called by the transport.
-  void open_slot(std::uint32_t slot);
+  void open_slot(std::unique_ptr<Segment> slot);
   void dial();
   void retry(std::chrono::steady_clock::time_point now);
   void accept(core::Descriptor socket, const Packet& hello, std::array<core::Descriptor, kDescriptorsMax>& descriptors);
@@ -125,8 +125,7 @@ class ShmEndpoint final : public transport::Endpoint {
   std::unique_ptr<Segment> peer_front_;
   std::unique_ptr<Segment> peer_slot_;
   std::unique_ptr<Segment> peer_pool_;
-  bool has_slot_ = false;
-  std::uint32_t slot_ = 0;
+  std::unique_ptr<Segment> own_slot_;  // of its own, so that no other peer can write into it
   Nonce session_nonce_{};
   Nonce peer_session_nonce_{};
   Nonce memory_nonce_{};

@@ -64,9 +64,7 @@ Status ShmTransport::start() {
   if (!listener_ && is_forbidden(error))
     return {Code::kUnsupported, std::string("Unix sockets are forbidden here (AF_UNIX: ") + std::strerror(error) + ")"};
   if (!listener_) return system_error("a listening socket", error);
-  const std::size_t control_bytes =
-      page_ceil(sizeof(EngineControl)) + options_.peers_max * page_ceil(layout_.slot_bytes());
-  auto control = Segment::create("message rings", control_bytes);
+  auto control = Segment::create("sleep flag", sizeof(EngineControl));
   if (!control.is_ok()) return control.status();
   control_ = std::move(control).value();
   sleep_ = reinterpret_cast<EngineControl*>(control_->memory().data());
@@ -76,8 +74,6 @@ Status ShmTransport::start() {
     pool_ = std::move(pool).value();
     pool_->seal_against_writers();
   }
-  slots_used_before_.resize(options_.peers_max);
-  for (std::uint32_t i = options_.peers_max; i > 0; --i) slots_free_.push_back(i - 1);
 
   const core::ForkLock lock;
   event_ = core::Descriptor(lock, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -139,13 +135,10 @@ core::Result<transport::Endpoint*> ShmTransport::connect(core::EngineId peer, st
     if (!std::exchange(endpoint->requested_, true)) ++stats_.endpoints_open;
     return static_cast<transport::Endpoint*>(endpoint);
   }
-  std::uint32_t slot = 0;
-  if (!take_slot(slot)) {
-    return Status(Code::kOutOfResources, "this host has more than " + std::to_string(options_.peers_max) +
-                                             " engines; raise LOCAL_WORLD_SIZE, which sets the limit");
-  }
+  auto slot = make_slot();
+  if (!slot.is_ok()) return slot.status();
   endpoint = &add_endpoint(peer);
-  endpoint->open_slot(slot);
+  endpoint->open_slot(std::move(slot).value());
   endpoint->requested_ = true;
   ++stats_.endpoints_open;
   endpoint->address_ = *decoded;
@@ -301,21 +294,11 @@ ShmEndpoint* ShmTransport::look_up(core::EngineId peer) const noexcept {
   return found == by_peer_.end() ? nullptr : found->second;
 }
 
-bool ShmTransport::take_slot(std::uint32_t& slot) {
-  if (slots_free_.empty()) return false;
-  slot = slots_free_.back();
-  slots_free_.pop_back();
-  if (slots_used_before_[slot]) clear_slot(slot_memory(slot), layout_);
-  slots_used_before_[slot] = true;
-  return true;
-}
-
-std::size_t ShmTransport::slot_offset_bytes(std::uint32_t slot) const noexcept {
-  return page_ceil(sizeof(EngineControl)) + slot * page_ceil(layout_.slot_bytes());
-}
-
-std::byte* ShmTransport::slot_memory(std::uint32_t slot) const noexcept {
-  return control_->memory().data() + slot_offset_bytes(slot);
+core::Result<std::unique_ptr<Segment>> ShmTransport::make_slot() const {
+  if (slots_in_use_ >= options_.peers_max)
+    return Status(Code::kOutOfResources, "this host has more than " + std::to_string(options_.peers_max) +
+                                             " engines; raise LOCAL_WORLD_SIZE, which sets the limit");
+  return Segment::create("message rings of a peer", layout_.slot_bytes());
 }
 
 void ShmTransport::accept_strangers() {
@@ -382,13 +365,13 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
   using ConnectionState = ShmEndpoint::ConnectionState;
   ShmEndpoint* endpoint = look_up(from);
   if (endpoint == nullptr) {
-    std::uint32_t slot = 0;
-    if (!take_slot(slot)) {
+    auto slot = make_slot();
+    if (!slot.is_ok()) {
       send_packet(socket.get(), make_packet(PacketKind::kRefuse, options_.self, from));
       return;
     }
     endpoint = &add_endpoint(from);
-    endpoint->open_slot(slot);
+    endpoint->open_slot(std::move(slot).value());
   } else if (endpoint->state_ == ConnectionState::kConnecting || endpoint->state_ == ConnectionState::kMeeting ||
              endpoint->state_ == ConnectionState::kHelloSent) {
     if (options_.self < from) {  // both connected: the smaller id's socket is used

@@ -135,9 +135,7 @@ class ShmTransport final : public transport::Transport {
 
   ShmEndpoint& add_endpoint(core::EngineId peer);
   ShmEndpoint* look_up(core::EngineId peer) const noexcept;
-  bool take_slot(std::uint32_t& slot);
-  std::byte* slot_memory(std::uint32_t slot) const noexcept;
-  std::size_t slot_offset_bytes(std::uint32_t slot) const noexcept;
+  core::Result<std::unique_ptr<Segment>> make_slot() const;
 
   const ShmOptions options_;
   const SlotLayout layout_;
@@ -156,8 +154,7 @@ class ShmTransport final : public transport::Transport {
   std::vector<std::unique_ptr<ShmEndpoint>> endpoints_;  // never shrinks: endpoints live as long as the transport
   std::vector<ShmEndpoint*> live_;                       // endpoints that have a connection or hold memory
   std::unordered_map<core::EngineId, ShmEndpoint*> by_peer_;
-  std::vector<std::uint32_t> slots_free_;
-  std::vector<bool> slots_used_before_;
+  std::uint32_t slots_in_use_ = 0;
   std::unordered_map<std::uint32_t, Stranger> strangers_;
   std::uint32_t strangers_seen_ = 0;
   bool accepting_ = true;

@@ -1,6 +1,7 @@
 // How connections end: closed, corrupt, refused, and strangers at the socket.
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <random>
@@ -190,6 +191,7 @@ TEST_CASE("intranode/shm: an engine without room refuses and slots are used agai
 struct ForgedPeer {
   core::EngineId id = core::make_engine_id();
   std::unique_ptr<Segment> control = std::move(Segment::create("test", 1 << 20).value());
+  std::unique_ptr<Segment> rings = std::move(Segment::create("test", 1 << 20).value());
   std::unique_ptr<Segment> pool = std::move(Segment::create("test", 1 << 20).value());
   int event = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   core::Descriptor socket;
@@ -206,7 +208,6 @@ struct ForgedPeer {
   Packet hello(core::EngineId to) {
     Packet packet = make_packet(PacketKind::kHello, id, to);
     packet.nonce = {1, 2};
-    packet.slot_offset_bytes = page_ceil(1);
     packet.pool_bytes = pool->memory().size();
     packet.ring_entries = layout.ring_entries;
     packet.release_entries = layout.release_entries;
@@ -232,7 +233,7 @@ struct ForgedPeer {
     return mac_of(address.secret, MeetingRole::kDialler, nonces, ids);
   }
   bool say(const Packet& packet) {
-    const int descriptors[] = {control->fd(), event, pool->fd()};
+    const int descriptors[] = {control->fd(), event, rings->fd(), pool->fd()};
     return send_packet(socket.get(), packet, packet.kind == PacketKind::kHello ? descriptors : std::span<const int>());
   }
   bool next(Side& to, Packet& packet, std::array<core::Descriptor, kDescriptorsMax>& descriptors) {
@@ -245,6 +246,11 @@ struct ForgedPeer {
     }
     return false;
   }
+  static std::size_t bytes_of(const core::Descriptor& file) {
+    struct stat found{};
+    REQUIRE(::fstat(file.get(), &found) == 0);
+    return static_cast<std::size_t>(found.st_size);
+  }
   /// The whole handshake, honest.
   void join(Side& to, bool honest = true) {
     Packet first = hello(to.id);
@@ -255,9 +261,11 @@ struct ForgedPeer {
     REQUIRE(theirs.kind == PacketKind::kHello);
     CHECK(theirs.echo == std::array<std::uint64_t, 2>{1, 2});
     const SlotLayout their_layout{theirs.ring_entries, theirs.release_entries};
-    slot = std::move(Segment::map(descriptors[0].get(), theirs.slot_offset_bytes, page_ceil(their_layout.slot_bytes()),
-                                  Segment::Access::kReadWrite)
-                         .value());
+    slot = std::move(
+        Segment::map(descriptors[2].get(), 0, page_ceil(their_layout.slot_bytes()), Segment::Access::kReadWrite)
+            .value());
+    CHECK(bytes_of(descriptors[0]) == page_ceil(1));
+    CHECK(bytes_of(descriptors[2]) == page_ceil(their_layout.slot_bytes()));  // no other peer's rings are in it
     writer = MessageWriter(slot->memory().data(), their_layout);
     releases = ReleaseWriter(slot->memory().data(), their_layout);
     Packet proof = make_packet(PacketKind::kProof, id, to.id);
@@ -376,9 +384,7 @@ TEST_CASE("intranode/shm: hellos with nonsense in them are refused", "[intranode
   };
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.pool_bytes = std::size_t{1} << 40; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.pool_bytes = 0; }));
-  CHECK(refused([](ForgedPeer&, Packet& hello) { hello.slot_offset_bytes = 0; }));
-  CHECK(refused([](ForgedPeer&, Packet& hello) { hello.slot_offset_bytes = 5000; }));
-  CHECK(refused([](ForgedPeer&, Packet& hello) { hello.slot_offset_bytes = ~std::uint64_t{4095}; }));
+  CHECK(refused([](ForgedPeer& peer, Packet&) { peer.rings = std::move(Segment::create("test", 1).value()); }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.ring_entries = 3; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.release_entries = 1u << 31; }));
   CHECK(refused([](ForgedPeer&, Packet& hello) { hello.ring_entries = 65536; }));  // beyond the end

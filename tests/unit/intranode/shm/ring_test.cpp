@@ -153,21 +153,6 @@ TEST_CASE("intranode/shm: nonsense in a ring is seen and not believed", "[intran
   CHECK(slot.releases_in.take(token) == Taken::kCorrupt);
 }
 
-TEST_CASE("intranode/shm: a slot is as new for its next peer", "[intranode][fast]") {
-  Slot slot(4);
-  for (int i = 0; i < 3; ++i) slot.put(7);
-  slot.releases_out.put(5);
-  slot.take();
-  slot.messages_in.publish();
-  slot.messages_out.set_waiting(true);
-  clear_slot(slot.memory, slot.layout);
-  const MessageReader fresh(slot.memory, slot.layout);
-  CHECK_FALSE(fresh.has_more());
-  CHECK_FALSE(ReleaseReader(slot.memory, slot.layout).has_more());
-  CHECK(slot_of(slot.memory).consumed == 0);
-  CHECK(slot_of(slot.memory).producer_waits == 0);
-}
-
 TEST_CASE("intranode/shm: layouts from peers are powers of two within limits", "[intranode][fast]") {
   CHECK(SlotLayout{256, 4096}.is_valid());
   CHECK(SlotLayout{2, 65536}.is_valid());

@@ -18,7 +18,8 @@ class Authority:
         self.folder = folder
         self.file = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        self._openssl("req", "-x509", "-days", "2", "-subj", f"/CN={name}", *self._new_key(self._key), "-out", self.file)
+        own = ["-x509", "-days", "2", "-subj", f"/CN={name}"]
+        self._openssl("req", *own, *self._new_key(self._key), "-out", self.file)
 
     def issue(self, name: str, hosts: str = "", days: int = 2) -> dict[str, str]:
         """The environment of a process on a host with this certificate. `hosts`: as "DNS:a,IP:10.0.0.1"."""

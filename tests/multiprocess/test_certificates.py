@@ -1,4 +1,4 @@
-"""HYBRIDPS_SECURITY=tls by the user's certificates: everything works, and what peers would refuse is named on all ranks."""
+"""TLS by the user's certificates: everything works, and what peers would refuse is named on all ranks."""
 
 import socket
 

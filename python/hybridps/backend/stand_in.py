@@ -55,8 +55,8 @@ def _not_as_gloo() -> str:
     if asked.upper() == "TCP_TLS":
         what += " encryption, and hybridps sends in clear"
         without = (
-            "to have hybridps encrypt, set HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE, or gloo's certificates; where the "
-            "network is trusted or encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
+            "to have hybridps encrypt, set HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE, or gloo's certificates; where "
+            "the network is trusted or encrypts by itself (WireGuard or IPsec), unset GLOO_DEVICE_TRANSPORT"
         )
     else:
         what += " a transport that hybridps does not know"

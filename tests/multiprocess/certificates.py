@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,22 @@ class Authority:
         self.folder = folder
         self.file = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        own = ["-x509", "-days", "2", "-subj", f"/CN={name}"]
+        config = folder / f"{name}.cnf"
+        config.write_text("[req]\ndistinguished_name=dn\nx509_extensions=of\n[dn]\n[of]\nbasicConstraints=critical,CA:TRUE\n")
+        own = ["-x509", "-config", config, "-days", "2", "-subj", f"/CN={name}"]
         self._openssl("req", *own, *self._new_key(self._key), "-out", self.file)
 
     def issue(self, name: str, hosts: str = "", days: int = 2) -> dict[str, str]:
-        """The environment of a process on a host with this certificate. `hosts`: as "DNS:a,IP:10.0.0.1"."""
+        """The environment of a process on a host with this certificate. `hosts`: as "DNS:a,IP:10.0.0.1". `days`: 0 is a
+        certificate that has expired."""
         key, request, certificate = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
         extensions = self.folder / f"{name}.ext"
         extensions.write_text("basicConstraints=CA:FALSE\n" + (f"subjectAltName={hosts}\n" if hosts else ""))
         self._openssl("req", "-subj", f"/CN={name}", *self._new_key(key), "-out", request)
         signed = ["-CA", self.file, "-CAkey", self._key, "-CAcreateserial", "-extfile", extensions, "-days", days]
         self._openssl("x509", "-req", "-in", request, *signed, "-out", certificate)
+        if days == 0:
+            time.sleep(2)
         return {
             "HYBRIDPS_SECURITY": "tls",
             f"{NAMES}PKEY": str(key),

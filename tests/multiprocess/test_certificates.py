@@ -52,6 +52,20 @@ def test_a_server_of_another_host_is_refused(authority):
         )
 
 
+def test_a_server_with_certificates_refuses_a_job_with_the_same_token_alone(authority):
+    with servers(1, env=authority.issue("server", HERE)) as running:
+        run_ranks(
+            is_refused,
+            "1+1+1",
+            args=("has it no certificates of its own",),
+            env=settings(running, HYBRIDPS_SERVERS_REQUIRED="1", HYBRIDPS_SECURITY="tls"),
+            init=False,
+            destroy=False,
+        )
+        said = running[0].stop()
+        assert "another token, or none, or other certificates" in said, said
+
+
 @pytest.mark.parametrize("odd", [0, 2])
 @pytest.mark.parametrize(
     ("what", "told"),
@@ -61,6 +75,7 @@ def test_a_server_of_another_host_is_refused(authority):
         ("of another authority", "the certificate of the other side is refused|refuses the certificate of this host"),
         ("no key", "needs GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY"),
         ("a token only", "HYBRIDPS_SECURITY=tls"),
+        ("a token beside it", "HYBRIDPS_SECURITY=tls"),
         ("in clear", "HYBRIDPS_SECURITY=tls"),
     ],
 )
@@ -68,10 +83,11 @@ def test_all_or_none(authority, tmp_path, what, told, odd):
     env = authority.issue("host", HERE)
     unset = {name: "" for name in env if name.startswith(NAMES)}
     its = {
-        "expired": lambda: authority.issue("old", HERE, days=-1),
+        "expired": lambda: authority.issue("old", HERE, days=0),
         "of another host": lambda: authority.issue("elsewhere", f"DNS:not-{socket.gethostname()}.example,IP:10.9.9.9"),
         "of another authority": lambda: Authority(tmp_path, "another").issue("host", HERE),
         "no key": lambda: {f"{NAMES}PKEY": ""},
+        "a token beside it": lambda: {"HYBRIDPS_TOKEN": TOKEN},
         "a token only": lambda: unset | {"HYBRIDPS_TOKEN": TOKEN},
         "in clear": lambda: {"HYBRIDPS_SECURITY": "off"},
     }[what]()

@@ -492,6 +492,11 @@ def test_doctor_finds_nothing_wrong_here():
         ({"HYBRIDPS_SERVERS": "nonsense"}, "HYBRIDPS_SERVERS: 'nonsense' is not HOST:PORT"),
         ({"HYBRIDPS_TOKEN_FILE": "~/no such token"}, "HYBRIDPS_TOKEN_FILE /nobody/no such token: No such file"),
         ({"HYBRIDPS_POOL_BYTES": "lots"}, "HYBRIDPS_POOL_BYTES='lots' is not valid"),
+        (
+            {f"GLOO_DEVICE_TRANSPORT{name}": "/none" for name in ("_TCP_TLS_PKEY", "_TCP_TLS_CERT", "_TCP_TLS_CA_FILE")}
+            | {"GLOO_DEVICE_TRANSPORT": "TCP_TLS"},
+            "certificates for HYBRIDPS_SECURITY=tls: '/none' cannot be read: No such file",
+        ),
         ({"LOCAL_WORLD_SIZE": "many"}, "LOCAL_WORLD_SIZE=many is no number of ranks: unset it, or give --ranks"),
         ({"HYBRIDPS_DATA_INTERFACES": "eth9"}, "HYBRIDPS_DATA_INTERFACES: there is no network device 'eth9'"),
     ],

@@ -476,7 +476,7 @@ void AdmissionServer::refuse(const Guest& guest) {
   const bool known = getnameinfo(reinterpret_cast<const sockaddr*>(&guest.from), guest.from_bytes, text.data(),
                                  text.size(), nullptr, 0, NI_NUMERICHOST) == 0;
   core::log_warn("a job ", known ? "from " + std::string(text.data()) + " " : std::string(),
-                 "was refused: it has another token, or none, or is of another version",
+                 "was refused: it has another token, or none, or other certificates, or is of another version",
                  *more > 0 ? ", as " + std::to_string(*more) + " before it" : std::string());
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "HYBRIDPS_";
 constexpr std::string_view kUcxPrefix = "HYBRIDPS_UCX_";
+constexpr std::string_view kGlooTransport = "GLOO_DEVICE_TRANSPORT";
 constexpr std::string_view kGlooPrefix = "GLOO_DEVICE_TRANSPORT_TCP_TLS_";
 constexpr const char* kLimitsName = "HYBRIDPS_LIMITS";
 
@@ -478,13 +479,19 @@ Config read(const Config::Environment& environment, const Refuse& refuse) {
     config.given.insert({kLimitsName, limit_name(*limit)});
     if (renamed++ == 0) first_renamed = name;
   }
-  if (config.tls) {
-    const auto path = [&](std::string_view name) {
-      const auto found = environment.find(std::string(kGlooPrefix) + std::string(name));
-      return found == environment.end() ? std::string() : expand_home(std::string(trim(found->second)));
-    };
-    config.certificate_paths = {path("PKEY"), path("CERT"), path("CA_FILE"), path("CA_PATH")};
-  }
+  const auto of_gloo = [&](std::string_view prefix, std::string_view name) {
+    const auto found = environment.find(std::string(prefix) + std::string(name));
+    return found == environment.end() ? std::string() : expand_home(std::string(trim(found->second)));
+  };
+  const auto path = [&](std::string_view name) { return of_gloo(kGlooPrefix, name); };
+  // A job that has gloo's certificates keeps its encryption by them alone.
+  std::string transport = of_gloo(kGlooTransport, "");
+  for (char& c : transport)
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  if (!config.given.contains("HYBRIDPS_SECURITY") && transport == "TCP_TLS" && !path("PKEY").empty() &&
+      !path("CERT").empty())
+    config.tls = true;
+  if (config.tls) config.certificate_paths = {path("PKEY"), path("CERT"), path("CA_FILE"), path("CA_PATH")};
   if (renamed > 0)
     config.warnings.push_back(first_renamed + (renamed > 1 ? " and " + std::to_string(renamed - 1) + " more" : "") +
                               ": old names, which the next version will not know; write " + kLimitsName + "=" +
@@ -497,7 +504,7 @@ Config::Environment own_environment() {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !(text.starts_with(kPrefix) || text.starts_with(kGlooPrefix))) continue;
+    if (equals == std::string_view::npos || !(text.starts_with(kPrefix) || text.starts_with(kGlooTransport))) continue;
     environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;

@@ -1,11 +1,16 @@
 #include "hybridps/engine/settings.h"
 
+#include <arpa/inet.h>
+#include <netdb.h>
+
+#include <array>
 #include <thread>
 #include <utility>
 
 #include "hybridps/bootstrap/node_identity.h"
 #include "hybridps/engine/server_request.h"
 #include "hybridps/tls/sealed_store.h"
+#include "hybridps/transport/interfaces.h"
 #include "hybridps/transport/ucx/ucx_config.h"
 
 namespace hybridps::engine {
@@ -15,16 +20,42 @@ using core::Status;
 
 namespace {
 
-/// Peers do not make this check: they find a rank by what the Store says of it, and its name is only a part of that.
-Status check_host(const tls::Authority& authority, const Interfaces& interfaces) {
+/// The names and addresses of this machine.
+std::vector<std::string> own_hosts() {
   std::vector<std::string> hosts{bootstrap::host_name()};
-  for (const transport::LocalNic& nic : interfaces.nics)
-    if (!nic.address.empty()) hosts.push_back(nic.address);
+  for (const transport::InterfaceAddress& one : transport::interface_addresses()) {
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    const int family = one.address.size() == 4 ? AF_INET : AF_INET6;
+    if (!one.address.empty() && ::inet_ntop(family, one.address.data(), text.data(), text.size()) != nullptr)
+      hosts.emplace_back(text.data());
+  }
+  return hosts;
+}
+
+/// The name with its domain, as this machine's resolver knows it. May take seconds.
+std::string full_host_name() {
+  addrinfo hints{};
+  hints.ai_flags = AI_CANONNAME;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(bootstrap::host_name().c_str(), nullptr, &hints, &found) != 0) return {};
+  std::string name = found->ai_canonname != nullptr ? found->ai_canonname : "";
+  ::freeaddrinfo(found);
+  return name;
+}
+
+/// Peers do not make this check: they find a rank by what the Store says of it, and its name is only a part of that.
+Status check_host(const tls::Authority& authority) {
+  std::vector<std::string> hosts = own_hosts();
+  if (authority.is_for_one_of(hosts)) return Status::ok();
+  hosts.push_back(full_host_name());
   if (authority.is_for_one_of(hosts)) return Status::ok();
   std::string names;
-  for (const std::string& host : hosts) names += (names.empty() ? "" : ", ") + host;
+  for (const std::string& host : hosts)
+    if (!host.empty()) names += (names.empty() ? "" : ", ") + host;
   return {Code::kInvalidArgument, "the certificate in GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT is of another host (" +
-                                      authority.text() + "); this host is " + names};
+                                      authority.text() + "); this host is " + names +
+                                      "; give it one for a name or an address of these, or one without subjectAltName"};
 }
 
 }  // namespace
@@ -46,8 +77,8 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
     checked.interfaces = std::move(interfaces).value();
     if (std::string text = without_effect(config, checked.interfaces); !text.empty())
       checked.warnings.push_back(std::move(text));
-    if (checked.secret.authority) refuse(check_host(*checked.secret.authority, checked.interfaces));
   }
+  if (checked.secret.authority) refuse(check_host(*checked.secret.authority));
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");

@@ -85,6 +85,7 @@ Identity::Identity(std::unique_ptr<IdentityState> state) : state_(std::move(stat
 Identity::~Identity() = default;
 
 const PeerId& Identity::id() const noexcept { return state_->id; }
+bool Identity::is_of_user() const noexcept { return state_->is_of_user; }
 
 Authority::Authority(std::unique_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
@@ -152,8 +153,9 @@ bool Authority::can_seal() const noexcept { return state_->seal_key.has_value();
 
 bool Authority::is_for_one_of(std::span<const std::string> hosts) const {
   if (!state_->is_of_user) return true;
-  return std::any_of(hosts.begin(), hosts.end(),
-                     [&](const std::string& host) { return is_for_host(state_->certificate.get(), host); });
+  return std::any_of(hosts.begin(), hosts.end(), [&](const std::string& host) {
+    return is_for_host(state_->certificate.get(), host, ShortNames::kOfAnyDomain);
+  });
 }
 
 Mac Authority::seal(std::string_view key, std::span<const std::uint8_t> value) const {

@@ -40,6 +40,8 @@ class Identity : core::Pinned {
   ~Identity();
 
   const PeerId& id() const noexcept;
+  /// Vouched for by the user's certificate, not by the token.
+  bool is_of_user() const noexcept;
   const IdentityState& state() const noexcept { return *state_; }
 
  private:

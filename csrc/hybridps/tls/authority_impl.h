@@ -54,9 +54,10 @@ bool id_of(X509* certificate, PeerId& id);
 Mac seal_key_of(const std::string& token);
 /// A certificate for `key`, signed by `issuer`, which is no authority (RFC 3820). Null: OpenSSL refuses.
 Certificate make_proxy(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key);
-/// Whether the certificate is for this name or address, or for no host at all. A name without a dot is the first part
-/// of a name.
-bool is_for_host(X509* certificate, const std::string& host);
+/// kOfAnyDomain: a name without a dot fits the first part of a name. A host often does not know its own domain.
+enum class ShortNames { kExact, kOfAnyDomain };
+/// Whether the certificate is for this name or address, or for no host at all.
+bool is_for_host(X509* certificate, const std::string& host, ShortNames short_names);
 /// The oldest error that OpenSSL has noted on this thread, in its words; the others are forgotten.
 std::string openssl_text();
 

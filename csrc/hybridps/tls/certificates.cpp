@@ -6,9 +6,12 @@
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "hybridps/core/text.h"
@@ -28,6 +31,8 @@ struct FreeStack {
   void operator()(STACK_OF(X509) * stack) const { sk_X509_free(stack); }
 };
 using Stack = std::unique_ptr<STACK_OF(X509), FreeStack>;
+
+constexpr std::size_t kFileBytesMax = std::size_t{4} << 20;
 
 Status bad(const std::string& path, const std::string& what) {
   return {Code::kInvalidArgument, "certificates for HYBRIDPS_SECURITY=tls: " + core::quoted(path, 200) + " " + what};
@@ -74,37 +79,95 @@ std::vector<std::string> hosts_of(X509* certificate) {
   return hosts;
 }
 
+/// A file to read PEM from, in memory: OpenSSL's own words for a file that cannot be read are numbers.
+core::Result<Bio> open_file(const std::string& path) {
+  const auto cannot = [&] { return bad(path, std::string("cannot be read: ") + std::strerror(errno)); };
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (!file) return cannot();
+  std::string text;
+  std::array<char, 4096> part{};
+  while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get())) {
+    text.append(part.data(), got);
+    if (text.size() > kFileBytesMax) return bad(path, "is no file of certificates: it has more than 4 MiB");
+  }
+  if (std::ferror(file.get()) != 0) return cannot();
+  Bio memory(BIO_new(BIO_s_mem()));
+  if (!memory || BIO_write(memory.get(), text.data(), static_cast<int>(text.size())) != static_cast<int>(text.size()))
+    return bad(path, "cannot be kept in memory");
+  return memory;
+}
+
+/// Whether the last certificate was followed by the end of the file, and by nothing damaged.
+bool is_at_end() {
+  const unsigned long error = ERR_peek_last_error();
+  ERR_clear_error();
+  return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
+}
+
 core::Result<Key> read_key(const std::string& path) {
-  const Bio file(BIO_new_file(path.c_str(), "r"));
-  if (!file) return bad(path, std::string("cannot be read: ") + std::strerror(errno));
-  Key key(PEM_read_bio_PrivateKey(file.get(), nullptr, &no_password, nullptr));
+  core::Result<Bio> file = open_file(path);
+  if (!file.is_ok()) return file.status();
+  Key key(PEM_read_bio_PrivateKey(file.value().get(), nullptr, &no_password, nullptr));
   if (!key) return bad(path, "has no private key in PEM without a password: " + openssl_text());
   return key;
 }
 
 core::Result<std::vector<Certificate>> read_certificates(const std::string& path) {
-  const Bio file(BIO_new_file(path.c_str(), "r"));
-  if (!file) return bad(path, std::string("cannot be read: ") + std::strerror(errno));
+  core::Result<Bio> file = open_file(path);
+  if (!file.is_ok()) return file.status();
   std::vector<Certificate> found;
   long bytes = 0;
-  while (Certificate one{PEM_read_bio_X509(file.get(), nullptr, &no_password, nullptr)}) {
+  while (Certificate one{PEM_read_bio_X509(file.value().get(), nullptr, &no_password, nullptr)}) {
     bytes += i2d_X509(one.get(), nullptr);
     found.push_back(std::move(one));
     // Room for the listener's own certificate and its signature.
     if (bytes > kChainBytesMax / 2)
       return bad(path, "has more certificates than a handshake may bring (6 KiB): leave out the authorities' own");
   }
-  ERR_clear_error();  // the end of the file
+  const bool is_whole = is_at_end();
   if (found.empty()) return bad(path, "has no certificate in PEM");
+  if (!is_whole) return bad(path, "has a damaged certificate behind number " + std::to_string(found.size()));
   return found;
 }
 
+Status trust_file(X509_STORE* trusted, const std::string& path) {
+  core::Result<Bio> file = open_file(path);
+  if (!file.is_ok()) return file.status();
+  int count = 0;
+  while (const Certificate one{PEM_read_bio_X509(file.value().get(), nullptr, &no_password, nullptr)}) {
+    if (X509_STORE_add_cert(trusted, one.get()) != 1) return bad(path, "cannot be used: " + openssl_text());
+    ++count;
+  }
+  const bool is_whole = is_at_end();
+  if (count == 0) return bad(path, "has no certificates of authorities in PEM");
+  return is_whole ? Status::ok() : bad(path, "has a damaged certificate behind number " + std::to_string(count));
+}
+
+/// All of them now: a folder that cannot be read later would make a good peer a stranger.
+Status trust_folder(X509_STORE* trusted, const std::string& path) {
+  std::error_code error;
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename();
+    const std::size_t dot = name.find('.');  // as `openssl rehash` names them: 8 hexadecimal digits, a dot, a number
+    if (dot != 8 || name.find_first_not_of("0123456789abcdef") != dot || name.size() == dot + 1 ||
+        name.find_first_not_of("0123456789", dot + 1) != std::string::npos)
+      continue;
+    if (Status status = trust_file(trusted, entry.path()); !status.is_ok()) return status;
+    ++count;
+  }
+  if (error) return bad(path, "cannot be read: " + error.message());
+  return count > 0 ? Status::ok() : bad(path, "has no certificates of authorities (run `openssl rehash` there)");
+}
+
 /// What a peer with the same authorities will say of `leaf`.
-Status verify(X509_STORE* trusted, X509* leaf, STACK_OF(X509) * chain, const char* purpose, const std::string& path) {
+Status verify(X509_STORE* trusted, X509* leaf, STACK_OF(X509) * chain, const char* purpose, int level,
+              const std::string& path) {
   const Context context(X509_STORE_CTX_new());
   if (!context || X509_STORE_CTX_init(context.get(), trusted, leaf, chain) != 1 ||
       X509_STORE_CTX_set_default(context.get(), purpose) != 1)
     return {Code::kInternal, "OpenSSL cannot check certificates: " + openssl_text()};
+  X509_VERIFY_PARAM_set_auth_level(X509_STORE_CTX_get0_param(context.get()), level);
   if (X509_verify_cert(context.get()) == 1) return Status::ok();
   const int error = X509_STORE_CTX_get_error(context.get());
   std::string what = std::string("would be refused by peers: ") + X509_verify_cert_error_string(error);
@@ -129,7 +192,7 @@ std::string lower(std::string text) {
 
 }  // namespace
 
-bool is_for_host(X509* certificate, const std::string& host) {
+bool is_for_host(X509* certificate, const std::string& host, ShortNames short_names) {
   const std::vector<std::string> hosts = hosts_of(certificate);
   if (hosts.empty()) return true;
   if (host.empty()) return false;
@@ -137,11 +200,11 @@ bool is_for_host(X509* certificate, const std::string& host) {
   if (X509_check_host(certificate, host.data(), host.size(), X509_CHECK_FLAG_NEVER_CHECK_SUBJECT, nullptr) == 1 ||
       X509_check_ip_asc(certificate, host.c_str(), 0) == 1)
     return true;
-  if (host.find_first_of(".:") != std::string::npos) return false;
-  for (const std::string& one : hosts) {
-    const std::string label = one.starts_with("DNS:") ? one.substr(4, one.find('.') - 4) : std::string();
-    if (label == "*" || lower(label) == lower(host)) return true;
-  }
+  if (short_names == ShortNames::kOfAnyDomain && host.find_first_of(".:") == std::string::npos)
+    return std::any_of(hosts.begin(), hosts.end(), [&](const std::string& one) {
+      const std::string label = one.starts_with("DNS:") ? one.substr(4, one.find('.') - 4) : std::string();
+      return label == "*" || lower(label) == lower(host);
+    });
   return false;
 }
 
@@ -176,6 +239,7 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(cons
                                                                             const std::string& token) {
   const core::Result<const LibSsl*> ssl = load_libssl();
   if (!ssl.is_ok()) return ssl.status();
+  ERR_clear_error();  // this thread's older errors are none of ours
   core::Result<Key> key = read_key(files.key);
   if (!key.is_ok()) return key.status();
   core::Result<std::vector<Certificate>> chain = read_certificates(files.certificates);
@@ -193,21 +257,26 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(cons
   }
   state->trusted.reset(X509_STORE_new());
   X509_STORE* const trusted = state->trusted.get();
-  const auto in = [](const std::string& path) { return path.empty() ? nullptr : path.c_str(); };
-  const std::string& from = files.authorities.empty() ? files.folder : files.authorities;
-  if (trusted == nullptr || X509_STORE_load_locations(trusted, in(files.authorities), in(files.folder)) != 1)
-    return bad(from, "has no certificates of authorities: " + openssl_text());
+  if (trusted == nullptr) return Status(Code::kInternal, "OpenSSL cannot keep certificates: " + openssl_text());
+  if (!files.authorities.empty())
+    if (Status status = trust_file(trusted, files.authorities); !status.is_ok()) return status;
+  if (!files.folder.empty())
+    if (Status status = trust_folder(trusted, files.folder); !status.is_ok()) return status;
   X509_STORE_set_flags(trusted, X509_V_FLAG_ALLOW_PROXY_CERTS);
   if (!token.empty()) state->seal_key = seal_key_of(token);
 
-  // A listener's certificate, as trial.
+  // A listener's certificate, as trial; at the level of security that connections have.
+  SSL_CTX* const context = state->ssl->ctx_new(state->ssl->method());
+  if (context == nullptr) return Status(Code::kInternal, "OpenSSL cannot make a context: " + openssl_text());
+  const int level = state->ssl->ctx_get_security_level(context);
+  state->ssl->ctx_free(context);
   const Stack behind(sk_X509_new_null());
   bool is_pushed = behind && sk_X509_push(behind.get(), state->certificate.get()) > 0;
   for (const Certificate& one : state->between) is_pushed = is_pushed && sk_X509_push(behind.get(), one.get()) > 0;
   const Certificate trial = make_proxy(state->key.get(), state->certificate.get(), state->key.get());
   if (!is_pushed || !trial) return bad(files.key, "cannot sign: " + openssl_text());
   for (const char* const purpose : {"ssl_client", "ssl_server"})
-    if (Status status = verify(trusted, trial.get(), behind.get(), purpose, files.certificates); !status.is_ok())
+    if (Status status = verify(trusted, trial.get(), behind.get(), purpose, level, files.certificates); !status.is_ok())
       return status;
 
   state->text = "TLS by certificates: " + name_of(X509_get_subject_name(state->certificate.get())) + ", until " +

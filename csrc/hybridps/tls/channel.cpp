@@ -25,6 +25,24 @@ constexpr std::size_t kReadBufferBytes = std::size_t{64} << 10;
 /// A buffer for encrypted bytes that an idle channel may keep.
 constexpr std::size_t kKeptBytesMax = 4096;
 
+/// Whether an error is the other side's alert that it does not take our certificate (RFC 8446, 6.2). Other alerts may
+/// be of bytes that were changed on the way, or of no memory there: the next attempt may succeed.
+bool is_refusal(unsigned long error) {
+  if (ERR_GET_LIB(error) != ERR_LIB_SSL) return false;
+  switch (ERR_GET_REASON(error) - SSL_AD_REASON_OFFSET) {
+    case SSL3_AD_BAD_CERTIFICATE:
+    case SSL3_AD_UNSUPPORTED_CERTIFICATE:
+    case SSL3_AD_CERTIFICATE_REVOKED:
+    case SSL3_AD_CERTIFICATE_EXPIRED:
+    case SSL3_AD_CERTIFICATE_UNKNOWN:
+    case TLS1_AD_UNKNOWN_CA:
+    case TLS1_AD_ACCESS_DENIED:
+    case TLS1_AD_DECRYPT_ERROR:  // a signature by another authority of the same name: another token
+    case TLS13_AD_CERTIFICATE_REQUIRED: return true;
+    default: return false;
+  }
+}
+
 /// Of records of TLS 1.3: alert, handshake, data; and one that older versions had (RFC 8446, 5.1).
 bool is_record_type(unsigned char byte) { return byte >= 20 && byte <= 23; }
 
@@ -128,17 +146,19 @@ int TlsChannel::failed(int result) {
   if (why_.empty()) {
     const long verified = ssl_->library.get_verify_result(ssl_->object);
     // OpenSSL's errors above this are alerts of the other side.
-    const bool is_alert = verified == X509_V_OK && ERR_GET_REASON(ERR_peek_error()) > SSL_AD_REASON_OFFSET;
-    is_of_another_job_ = !has_given_ && (verified != X509_V_OK || is_alert);
+    const bool is_refused = verified == X509_V_OK && is_refusal(ERR_peek_error());
+    is_of_another_job_ = !has_given_ && (verified != X509_V_OK || is_refused);
     const bool is_of_user = identity_->state().is_of_user;
     if (verified == X509_V_OK)
-      why_ =
-          (is_of_user && is_alert ? "the other side refuses the certificate of this host: " : "TLS: ") + openssl_text();
+      why_ = (is_of_user && is_refused ? "the other side refuses the certificate of this host: " : "TLS: ") +
+             openssl_text();
     else if (is_of_user)
       why_ =
           std::string("the certificate of the other side is refused here: ") + X509_verify_cert_error_string(verified);
     else
-      why_ = "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same?";
+      why_ =
+          "the other side has no certificate of this job: is its HYBRIDPS_TOKEN the same, and has it no certificates "
+          "of its own?";
   }
   return EPROTO;
 }
@@ -177,7 +197,7 @@ bool TlsChannel::is_with(const std::string& host) const {
   const STACK_OF(X509)* const chain = ssl_->library.get0_verified_chain(ssl_->object);
   for (int i = 0; i < sk_X509_num(chain); ++i)
     if (X509* const one = sk_X509_value(chain, i); (X509_get_extension_flags(one) & EXFLAG_PROXY) == 0)
-      return is_for_host(one, host);
+      return is_for_host(one, host, ShortNames::kExact);
   return false;
 }
 

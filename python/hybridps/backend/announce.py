@@ -12,6 +12,8 @@ import struct
 import threading
 import time
 
+from hybridps.backend.register import is_encrypted
+
 _MAGIC = 0x67535048
 _CODE_CLOSED = 7  # core::Code::kClosed
 _attempts: dict[str, int] = {}
@@ -37,7 +39,7 @@ def _token() -> bytes:
 
 def sealed(key: str, value: bytes) -> bytes:
     """What csrc/hybridps/tls/sealed_store.cpp makes of the value, with HYBRIDPS_SECURITY=tls."""
-    if os.environ.get("HYBRIDPS_SECURITY", "").strip() != "tls":
+    if not is_encrypted():
         return value
     try:
         token = _token()

@@ -5,18 +5,21 @@ import os
 import time
 
 
-def encrypts_as_gloo() -> bool:
-    """Whether data is encrypted where the environment asks gloo for that: also by gloo's certificates alone."""
-    security = os.environ.get("HYBRIDPS_SECURITY", "").strip()
-    if not security and all(os.environ.get(f"GLOO_DEVICE_TRANSPORT_TCP_TLS_{name}") for name in ("PKEY", "CERT")):
-        os.environ["HYBRIDPS_SECURITY"] = security = "tls"  # the extension reads it when it is loaded
-    return security == "tls"
+def is_encrypted() -> bool:
+    """As csrc/hybridps/core/config.cpp reads the environment: gloo's certificates are enough where gloo is asked for TLS."""
+
+    def has(name: str) -> str:
+        return os.environ.get(name, "").strip()
+
+    files = "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT"
+    as_gloo = has("GLOO_DEVICE_TRANSPORT").upper() == "TCP_TLS" and all(map(has, files))
+    return has("HYBRIDPS_SECURITY") == "tls" or (not has("HYBRIDPS_SECURITY") and as_gloo)
 
 
-def _refuse_in_clear(dist_backend_opts) -> None:
+def refuse_in_clear(dist_backend_opts) -> None:
     """Raises where the environment asks gloo for encryption: what the job takes for encrypted would go in clear."""
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked.upper() != "TCP_TLS" or encrypts_as_gloo():
+    if asked.upper() != "TCP_TLS" or is_encrypted():
         return
     from hybridps.backend.announce import tell_of_failed_start
 
@@ -31,7 +34,7 @@ def _refuse_in_clear(dist_backend_opts) -> None:
 
 def _create(dist_backend_opts, pg_options):
     called_at = time.monotonic()  # the timeout counts from here: with RDMA, loading UCX takes half a second
-    _refuse_in_clear(dist_backend_opts)
+    refuse_in_clear(dist_backend_opts)
     from hybridps.backend.load import load_extension
 
     try:

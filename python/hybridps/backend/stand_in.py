@@ -46,10 +46,10 @@ def _named_by_the_caller() -> bool:
 
 def _not_as_gloo() -> str:
     """What the environment asks of gloo and hybridps does not do, and what to do then; empty: nothing."""
-    from hybridps.backend.register import encrypts_as_gloo
+    from hybridps.backend.register import is_encrypted
 
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked in _CLEAR or (asked.upper() == "TCP_TLS" and encrypts_as_gloo()):
+    if asked in _CLEAR or (asked.upper() == "TCP_TLS" and is_encrypted()):
         return ""
     what = f"GLOO_DEVICE_TRANSPORT={asked!r} asks gloo for"
     if asked.upper() == "TCP_TLS":

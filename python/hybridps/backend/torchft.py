@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup as BaseProcessGroup
 from torchft.process_group import ProcessGroupWrapper
 
 from hybridps.backend.load import load_extension
+from hybridps.backend.register import refuse_in_clear
 
 __all__ = ["ProcessGroupHybrid"]
 
@@ -57,19 +58,17 @@ class ProcessGroupHybrid(ProcessGroupWrapper):
         options = self._extension.ProcessGroupHybrid.Options(
             timeout=self._timeout, incarnation=f"{incarnation} of {self._quorum_id}", **self._options
         )
-        backend = self._extension.create_backend(
-            SimpleNamespace(
-                store=store,
-                group_rank=rank,
-                group_size=world_size,
-                timeout=self._timeout,
-                group_id="torchft",
-                global_ranks_in_group=[],
-                enable_reconfigure=False,
-            ),
-            options,
-            time.monotonic(),
+        about = SimpleNamespace(
+            store=store,
+            group_rank=rank,
+            group_size=world_size,
+            timeout=self._timeout,
+            group_id="torchft",
+            global_ranks_in_group=[],
+            enable_reconfigure=False,
         )
+        refuse_in_clear(about)
+        backend = self._extension.create_backend(about, options, time.monotonic())
         group = BaseProcessGroup(store, rank, world_size)
         group._set_default_backend(BaseProcessGroup.BackendType.CUSTOM)
         group._register_backend(torch.device("cpu"), BaseProcessGroup.BackendType.CUSTOM, backend)

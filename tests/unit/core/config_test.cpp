@@ -68,6 +68,15 @@ TEST_CASE("core/config: gloo's files of certificates count where data is encrypt
   CHECK(config.certificate_paths.authorities.empty());
   CHECK(config.certificate_paths.folder == "/authorities");
   CHECK(config.warnings.empty());
+  // What asks gloo for encryption is enough, with certificates, unless the setting says otherwise.
+  environment.erase("HYBRIDPS_SECURITY");
+  environment["GLOO_DEVICE_TRANSPORT"] = "tcp_tls";
+  CHECK((Config::from(environment).value().tls && Config::from(environment).value().certificate_paths.any()));
+  environment["HYBRIDPS_SECURITY"] = "off";
+  CHECK_FALSE(Config::from(environment).value().tls);
+  environment.erase("HYBRIDPS_SECURITY");
+  environment.erase("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY");
+  CHECK_FALSE(Config::from(environment).value().tls);
 }
 
 TEST_CASE("core/config: limits are a list, shown as it would be written", "[core][fast]") {

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,14 +26,15 @@ namespace {
 
 using core::Code;
 
-enum class Kind { kRsa, kCurve, kEdwards };
+enum class Kind { kRsa, kShortRsa, kCurve, kEdwards };
 
 Key new_key(Kind kind) {
-  const int type = kind == Kind::kRsa ? EVP_PKEY_RSA : kind == Kind::kCurve ? EVP_PKEY_EC : EVP_PKEY_ED25519;
+  const bool is_rsa = kind == Kind::kRsa || kind == Kind::kShortRsa;
+  const int type = is_rsa ? EVP_PKEY_RSA : kind == Kind::kCurve ? EVP_PKEY_EC : EVP_PKEY_ED25519;
   const std::unique_ptr<EVP_PKEY_CTX, FreeBy<EVP_PKEY_CTX_free>> context(EVP_PKEY_CTX_new_id(type, nullptr));
   EVP_PKEY* made = nullptr;
   REQUIRE(EVP_PKEY_keygen_init(context.get()) == 1);
-  if (kind == Kind::kRsa) REQUIRE(EVP_PKEY_CTX_set_rsa_keygen_bits(context.get(), 2048) == 1);
+  if (is_rsa) REQUIRE(EVP_PKEY_CTX_set_rsa_keygen_bits(context.get(), kind == Kind::kRsa ? 2048 : 512) == 1);
   if (kind == Kind::kCurve) REQUIRE(EVP_PKEY_CTX_set_ec_paramgen_curve_nid(context.get(), NID_X9_62_prime256v1) == 1);
   REQUIRE(EVP_PKEY_keygen(context.get(), &made) == 1);
   return Key(made);
@@ -106,6 +109,14 @@ struct Folder {
       REQUIRE(PEM_write_PKCS8PrivateKey(to.get(), key, password != nullptr ? EVP_aes_128_cbc() : nullptr, nullptr, 0,
                                         nullptr, const_cast<char*>(password)) == 1);
     return file;
+  }
+  std::string write_text(const std::string& name, const std::string& text) const {
+    std::ofstream(path + "/" + name) << text;
+    return path + "/" + name;
+  }
+  static std::string read(const std::string& file) {
+    std::ifstream from(file);
+    return {std::istreambuf_iterator<char>(from), {}};
   }
   /// The files of a host.
   CertificateFiles files(const std::string& name, const Pair& host, const std::vector<const X509*>& between,
@@ -302,6 +313,43 @@ TEST_CASE("tls: what peers would refuse is an error at the start, with the file 
   files = good;
   files.authorities = folder.write("empty.ca", {});
   refused(files, files.authorities, "has no certificates of authorities");
+  files.authorities = folder.path + "/none";
+  refused(files, files.authorities, "cannot be read: No such file");
+  files.authorities = folder.path;
+  refused(files, files.authorities, "cannot be read: Is a directory");
+  for (const bool is_whole : {true, false}) {  // a second certificate that is damaged is not left out
+    std::string text = folder.read(good.authorities);
+    text += is_whole ? text : text.substr(0, text.size() / 2);
+    for (std::string CertificateFiles::* const which :
+         {&CertificateFiles::certificates, &CertificateFiles::authorities}) {
+      files = good;
+      files.*which = folder.write_text(
+          "twice", which == &CertificateFiles::authorities ? text : folder.read(good.certificates) + text);
+      if (is_whole)
+        (void)accepted(files);
+      else
+        refused(files, files.*which, "has a damaged certificate behind number ");
+    }
+  }
+
+  // A folder of authorities.
+  files = good;
+  files.authorities.clear();
+  files.folder = folder.path + "/none";
+  refused(files, files.folder, "cannot be read: No such file");
+  files.folder = folder.path + "/authorities";
+  std::filesystem::create_directory(files.folder);
+  (void)folder.write("authorities/ca.pem", trusted);
+  refused(files, files.folder, "openssl rehash");
+  (void)folder.write("authorities/0123abcd.0", {another.certificate.get()});
+  refused(files, files.certificates, "unable to get local issuer");
+  (void)folder.write("authorities/0123abcd.1", trusted);
+  (void)accepted(files);
+
+  // A key that TLS itself would not use.
+  wanted = {};
+  wanted.kind = Kind::kShortRsa;
+  refused(files_of(wanted), good.certificates, "key too weak");
 }
 
 TEST_CASE("tls: the certificate of a listener signs no other", "[tls][fast]") {
@@ -333,20 +381,24 @@ TEST_CASE("tls: a certificate is for the hosts that it names, or for any if it n
   wanted.hosts = "DNS:Node1.rack.example,DNS:*.other.example,IP:10.0.0.1,IP:fe80:0:0:0:0:0:0:1";
   const Pair one = issue(nullptr, wanted);
   X509* const it = one.certificate.get();
-  for (const char* const host : {"node1.rack.example", "NODE1", "10.0.0.1", "fe80::1", "x.other.example", "x"})
-    CHECK(is_for_host(it, host));  // "x": some host of other.example
+  constexpr ShortNames kExact = ShortNames::kExact;
+  constexpr ShortNames kAny = ShortNames::kOfAnyDomain;
+  for (const char* const host : {"node1.rack.example", "10.0.0.1", "fe80::1", "x.other.example"})
+    CHECK((is_for_host(it, host, kExact) && is_for_host(it, host, kAny)));
+  for (const char* const host : {"NODE1", "x"})  // "x": some host of other.example
+    CHECK((!is_for_host(it, host, kExact) && is_for_host(it, host, kAny)));
   for (const char* const host : {"node2.rack.example", "rack.example", "10.0.0.11", "fe80::2", "", "x.y"}) {
     INFO(host);
-    CHECK_FALSE(is_for_host(it, host));
+    CHECK_FALSE((is_for_host(it, host, kExact) || is_for_host(it, host, kAny)));
   }
   wanted.hosts = "DNS:node1.example";
   const Pair narrow = issue(nullptr, wanted);
-  CHECK(is_for_host(narrow.certificate.get(), "node1"));
+  CHECK(is_for_host(narrow.certificate.get(), "node1", kAny));
   for (const char* const host : {"node", "node11", "a host", "node1.example.org", "10.0.0.1"})
-    CHECK_FALSE(is_for_host(narrow.certificate.get(), host));
+    CHECK_FALSE(is_for_host(narrow.certificate.get(), host, kAny));
   wanted.hosts = "URI:spiffe://example/job";
   const Pair nowhere = issue(nullptr, wanted);
-  CHECK(is_for_host(nowhere.certificate.get(), "node7"));
+  CHECK(is_for_host(nowhere.certificate.get(), "node7", kExact));
 }
 
 TEST_CASE("tls: certificates seal no value without a token, and with one as the token alone does", "[tls][fast]") {

@@ -203,6 +203,26 @@ TEST_CASE("tls: a process with another token, or with none, gets no byte and giv
   CHECK((clear.last == -1 && clear.error == EPROTO));
 }
 
+TEST_CASE("tls: an alert says that the job is another one only if it is of certificates", "[tls][fast]") {
+  constexpr unsigned char kInternalError = 80;
+  constexpr unsigned char kDecodeError = 50;
+  constexpr unsigned char kUnknownAuthority = 48;
+  constexpr unsigned char kDecryptError = 51;
+  const auto a = identity(authority());
+  for (const unsigned char alert : {kInternalError, kDecodeError, kUnknownAuthority, kDecryptError}) {
+    Wire wire(a, a);
+    REQUIRE(wire.write(0, "a greeting") > 0);
+    (void)wire.take(0);
+    std::vector<std::byte> record;
+    for (const unsigned char byte : {0x15, 0x03, 0x03, 0x00, 0x02, 0x02, int{alert}}) record.push_back(std::byte{byte});
+    wire.give(0, record);
+    CHECK(wire.read(0).empty());
+    INFO(int{alert} << " " << wire.ends[0]->why());
+    CHECK((wire.last == -1 && wire.error == EPROTO));
+    CHECK(wire.ends[0]->is_of_another_job() == (alert == kUnknownAuthority || alert == kDecryptError));
+  }
+}
+
 TEST_CASE("tls: each bit that flips, each record that is missing, repeated or moved, is found", "[tls][fast]") {
   const auto a = identity(authority());
   const auto b = identity(authority());

@@ -38,7 +38,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (body.size() % 2 == 1) return core::Status(core::Code::kOutOfResources, "no room");
     return body;
   };
-  admission::Visit visit(token, handler);
+  const std::vector<std::string> tokens{token};
+  admission::Visit visit(tokens, handler);
   const std::uint8_t rules = feed.byte();
   const auto raw = [&](std::size_t bytes) {
     Bytes out(bytes);

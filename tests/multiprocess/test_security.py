@@ -92,6 +92,23 @@ def test_a_server_with_another_setting_is_refused():
         assert results
 
 
+@pytest.mark.parametrize("security", ["tls", "off"])
+def test_servers_with_two_tokens_serve_the_jobs_of_either(security, tmp_path):
+    """How a token is changed: first the servers take both, then the jobs change one by one."""
+    now, before = "the token of today", "the token of before"
+    file = tmp_path / "tokens"
+    file.write_text(f"{now}\n{before}\n")
+    file.chmod(0o600)
+    server = {"HYBRIDPS_TOKEN": "", "HYBRIDPS_TOKEN_FILE": str(file), "HYBRIDPS_SECURITY": security}
+    with servers(1, env=server) as running:
+        job = settings(running, HYBRIDPS_SERVERS_REQUIRED="1", HYBRIDPS_SECURITY=security)
+        for token in (before, now):
+            run_ranks(reductions, "1+1+1", env=job | {"HYBRIDPS_TOKEN": token})
+        told = "HYBRIDPS_TOKEN" if security == "tls" else "has another token"
+        env = job | {"HYBRIDPS_TOKEN": "the token of nobody"}
+        run_ranks(is_refused, "1+1+1", args=(told,), env=env, init=False, destroy=False)
+
+
 # What a stranger on the network sees ----------------------------------------------------------------------------------
 
 PATTERN = 1.2345678806304932  # a float32 that fills every tensor

@@ -43,7 +43,10 @@ inline constexpr std::size_t kTokenBytesMin = 16;
 /// `token` unless empty, else the first line of the file at `file_path` ("~/" stands for HOME). Empty if both are
 /// empty. kInvalidArgument: the file cannot be read, is neither ours nor root's, has no token in its first 4 KiB, or
 /// others may access it. The group may read a file of root's.
-core::Result<std::string> read_token(const std::string& token, const std::string& file_path);
+/// `second`: receives the second line of the file, if it has one: another token, that a server takes as well. May be
+/// null.
+core::Result<std::string> read_token(const std::string& token, const std::string& file_path,
+                                     std::string* second = nullptr);
 
 /// What a job and its servers share.
 struct Secret {
@@ -52,8 +55,10 @@ struct Secret {
          std::shared_ptr<const tls::Identity> own = {})
       : token(std::move(text)), authority(std::move(of)), identity(std::move(own)) {}
   Secret(const char* text) : token(text) {}  // NOLINT: the same
+  std::vector<std::string> tokens() const { return second.empty() ? std::vector{token} : std::vector{token, second}; }
 
   std::string token;
+  std::string second;                               // that a server takes as well; empty: none
   std::shared_ptr<const tls::Authority> authority;  // null: conversations go in clear
   std::shared_ptr<const tls::Identity> identity;    // of this process; null: each conversation makes one
 };
@@ -87,13 +92,17 @@ class AdmissionServer : core::Pinned {
  private:
   struct Guest;
   AdmissionServer(Secret secret, Handler handler, std::size_t body_bytes_max)
-      : secret_(std::move(secret)), handler_(std::move(handler)), body_bytes_max_(body_bytes_max) {}
+      : secret_(std::move(secret)),
+        tokens_(secret_.tokens()),
+        handler_(std::move(handler)),
+        body_bytes_max_(body_bytes_max) {}
   void run();
   bool serve(Guest& guest);
   void refuse(const Guest& guest);
   void leave(const Guest& guest);
 
   const Secret secret_;
+  const std::vector<std::string> tokens_;
   std::shared_ptr<const tls::Identity> identity_;  // null: in clear
   const Handler handler_;
   const std::size_t body_bytes_max_;

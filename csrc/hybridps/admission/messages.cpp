@@ -54,16 +54,21 @@ bool Visit::understand() {
       if (!mine.is_ok()) return false;
       job_nonce_.assign(in_.begin() + 8, in_.end());
       server_nonce_.assign(mine.value().begin() + 8, mine.value().end());
-      const Mac mac = mac_of(token_, "server", job_nonce_.data(), server_nonce_.data());
       out_ = std::move(mine).value();
-      out_.insert(out_.end(), mac.begin(), mac.end());
+      for (std::size_t i = 0; i < kTokensMax; ++i) {
+        const std::string& token = tokens_[std::min(i, tokens_.size() - 1)];
+        const Mac mac = mac_of(token, "server", job_nonce_.data(), server_nonce_.data());
+        out_.insert(out_.end(), mac.begin(), mac.end());
+      }
       // A job of another version learns our version and can report the mismatch.
       state_ = VisitState::kProof;
       wanted_ = get_u32(in_.data() + 4) == kVersion ? 2 * kMacBytes + 4 : 0;
       break;
     }
     case VisitState::kProof: {
-      if (!tls::is_equal(mac_of(token_, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) return false;
+      for (const std::string& token : tokens_)
+        if (tls::is_equal(mac_of(token, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) token_ = &token;
+      if (token_ == nullptr) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
       if (length > body_bytes_max_)
@@ -75,7 +80,7 @@ bool Visit::understand() {
       break;
     }
     case VisitState::kBody: {
-      if (!tls::is_equal(mac_of(token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
+      if (!tls::is_equal(mac_of(*token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
         return false;
       answer(handler_(in_));
       break;
@@ -100,7 +105,7 @@ void Visit::answer(const core::Result<Bytes>& result) {
     said.push_back(static_cast<std::uint8_t>(result.status().code()));
     said.insert(said.end(), text.begin(), text.end());
   }
-  const Mac mac = mac_of(token_, "answer", job_nonce_.data(), server_nonce_.data(), said);
+  const Mac mac = mac_of(*token_, "answer", job_nonce_.data(), server_nonce_.data(), said);
   out_.insert(out_.end(), mac.begin(), mac.end());
   put_u32(out_, static_cast<std::uint32_t>(said.size()));
   out_.insert(out_.end(), said.begin(), said.end());

@@ -2,7 +2,7 @@
 //
 //   job                                   server
 //   magic | version | nonce -----------------> (44 bytes)
-//   <---------------- magic | version | nonce | mac("server", nonces)
+//   <---------------- magic | version | nonce | mac("server", nonces) twice: with each token that it takes
 //   mac("job", nonces) | mac(body) | length | body -->
 //   <------------------------------- mac(body) | length | body
 //
@@ -33,7 +33,9 @@ namespace hybridps::admission {
 using bootstrap::Bytes;
 
 inline constexpr std::uint32_t kMagic = 0x64535048;  // "HPSd"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
+/// A server takes so many at a time, so that jobs can change to another one by one.
+inline constexpr std::size_t kTokensMax = 2;
 inline constexpr std::size_t kNonceBytes = 36;
 inline constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
 inline constexpr std::size_t kMacBytes = 32;
@@ -56,9 +58,9 @@ using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
 /// The server's side of one conversation: bytes in, bytes out.
 class Visit : core::Pinned {
  public:
-  /// `token` and `handler` must outlive the Visit.
-  Visit(const std::string& token, const Handler& handler, std::size_t body_bytes_max = kBodyBytesMax)
-      : token_(token), handler_(handler), body_bytes_max_(body_bytes_max) {}
+  /// `tokens`, one to kTokensMax, and `handler` must outlive the Visit.
+  Visit(std::span<const std::string> tokens, const Handler& handler, std::size_t body_bytes_max = kBodyBytesMax)
+      : tokens_(tokens), handler_(handler), body_bytes_max_(body_bytes_max) {}
 
   /// Takes the visitor's next bytes, at most wanted(). False: the conversation is over; drop the visitor.
   bool input(std::span<const std::uint8_t> bytes);
@@ -66,7 +68,7 @@ class Visit : core::Pinned {
   std::size_t wanted() const noexcept { return wanted_ - in_.size(); }
   /// All bytes to send since the start; the output only grows.
   const Bytes& output() const noexcept { return out_; }
-  /// The visitor has proven that it holds the token.
+  /// The visitor has proven that it holds a token.
   bool is_proven() const noexcept {
     return state_ == VisitState::kBody || state_ == VisitState::kTooLarge || state_ == VisitState::kAnswered;
   }
@@ -82,7 +84,8 @@ class Visit : core::Pinned {
   bool understand();
   void answer(const core::Result<Bytes>& result);
 
-  const std::string& token_;
+  const std::span<const std::string> tokens_;
+  const std::string* token_ = nullptr;  // the visitor's
   const Handler& handler_;
   const std::size_t body_bytes_max_;
   VisitState state_ = VisitState::kHello;

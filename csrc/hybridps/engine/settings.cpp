@@ -85,12 +85,15 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
   return checked;
 }
 
-core::Result<admission::Secret> read_secret(const core::Config& config) {
-  core::Result<std::string> token = admission::read_token(config.token, config.token_file);
+core::Result<admission::Secret> read_secret(const core::Config& config, bool serves) {
+  std::string second;
+  core::Result<std::string> token = admission::read_token(config.token, config.token_file, serves ? &second : nullptr);
   if (!token.is_ok()) return token.status();
-  if (!config.tls) return admission::Secret(std::move(token).value());
+  admission::Secret secret(std::move(token).value());
+  secret.second = std::move(second);
+  if (!config.tls) return secret;
   const core::Config::CertificatePaths& paths = config.certificate_paths;
-  if (token.value().empty() && !paths.any())
+  if (secret.token.empty() && !paths.any())
     return Status(
         Code::kInvalidArgument,
         "HYBRIDPS_SECURITY=tls needs a token, the same on all machines; make one with: (umask 077; openssl rand "
@@ -102,12 +105,14 @@ core::Result<admission::Secret> read_secret(const core::Config& config) {
         "or _CA_PATH, and one of them is not set");
   core::Result<std::shared_ptr<const tls::Authority>> authority =
       paths.any() ? tls::Authority::from_certificates({paths.key, paths.certificates, paths.authorities, paths.folder},
-                                                      token.value())
-                  : tls::Authority::from_token(token.value());
+                                                      secret.token)
+                  : tls::Authority::from_token(secret.token, secret.second);
   if (!authority.is_ok()) return authority.status();
   core::Result<std::shared_ptr<const tls::Identity>> identity = authority.value()->make_identity();
   if (!identity.is_ok()) return identity.status();
-  return admission::Secret(std::move(token).value(), std::move(authority).value(), std::move(identity).value());
+  secret.authority = std::move(authority).value();
+  secret.identity = std::move(identity).value();
+  return secret;
 }
 
 std::shared_ptr<bootstrap::KeyValueStore> seal_as_set(std::shared_ptr<bootstrap::KeyValueStore> store) {

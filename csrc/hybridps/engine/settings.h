@@ -27,8 +27,9 @@ struct CheckedSettings {
 CheckedSettings check_settings(const core::Config& config, LocalRank place = local_rank());
 
 /// The token, and with HYBRIDPS_SECURITY=tls the authority that follows from it, or from the user's certificates.
-/// kInvalidArgument: the token or a certificate cannot be used, or TLS has neither.
-core::Result<admission::Secret> read_secret(const core::Config& config);
+/// kInvalidArgument: the token or a certificate cannot be used, or TLS has neither. `serves`: of a server, which takes
+/// the second token of the file, too.
+core::Result<admission::Secret> read_secret(const core::Config& config, bool serves = false);
 
 /// A store for the notes of a process that cannot make an engine: sealed, if the settings ask for it and allow it.
 std::shared_ptr<bootstrap::KeyValueStore> seal_as_set(std::shared_ptr<bootstrap::KeyValueStore> store);

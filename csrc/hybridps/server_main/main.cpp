@@ -47,8 +47,9 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
                         go on without the server
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_SECURITY, HYBRIDPS_INTERFACE,
-HYBRIDPS_DATA_INTERFACES, HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL, HYBRIDPS_LIMITS
-(data_threads: of all engines together).
+HYBRIDPS_DATA_INTERFACES, HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL,
+HYBRIDPS_LIMITS (data_threads: of all engines together). A second line of HYBRIDPS_TOKEN_FILE is a second token that jobs
+may have.
 )";
 
 volatile sig_atomic_t signals_seen = 0;
@@ -196,7 +197,7 @@ int main(int argc, char** argv) {
   if (!config.is_ok()) return wrong(std::string(config.status().message()));
   hybridps::core::set_log_level(config.value().log_level);
   for (const std::string& warning : config.value().warnings) hybridps::core::log_warn(warning);
-  Result<hybridps::admission::Secret> secret = hybridps::engine::read_secret(config.value());
+  Result<hybridps::admission::Secret> secret = hybridps::engine::read_secret(config.value(), /*serves=*/true);
   if (!secret.is_ok()) return wrong(std::string(secret.status().message()));
   arguments.options.secret = std::move(secret).value();
   const std::string place = arguments.options.listen.text();

@@ -18,7 +18,7 @@ using core::Status;
 
 constexpr std::string_view kAuthorityLabel = "hybridps tls authority 1";
 constexpr std::string_view kSealLabel = "hybridps store seal 1";
-constexpr const char* kAuthorityName = "hybridps job";
+constexpr const char* kAuthorityName = "hybridps job ";
 constexpr const char* kMemberName = "hybridps";
 /// A certificate lives as long as its process. So the clocks of two machines need not agree.
 constexpr const char* kFirstDay = "19700101000000Z";
@@ -46,7 +46,8 @@ bool add_constraint(X509* certificate, const char* text) {
 }
 
 /// Empty: OpenSSL refuses.
-Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, bool is_authority) {
+Certificate make_certificate(const std::string& subject, EVP_PKEY* key, const std::string& issuer, EVP_PKEY* signer,
+                             const char* constraint) {
   Certificate made(X509_new());
   std::uint64_t serial = 0;
   X509* const one = made.get();
@@ -54,11 +55,32 @@ Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signe
       one != nullptr && RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
       X509_set_version(one, 2) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(one), serial) == 1 &&
       ASN1_TIME_set_string_X509(X509_getm_notBefore(one), kFirstDay) == 1 &&
-      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 && set_name(X509_get_subject_name(one), subject) &&
-      set_name(X509_get_issuer_name(one), kAuthorityName) && X509_set_pubkey(one, key) == 1 &&
-      add_constraint(one, is_authority ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE") &&
-      X509_sign(one, signer, nullptr) > 0;
+      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 &&
+      set_name(X509_get_subject_name(one), subject.c_str()) && set_name(X509_get_issuer_name(one), issuer.c_str()) &&
+      X509_set_pubkey(one, key) == 1 && add_constraint(one, constraint) && X509_sign(one, signer, nullptr) > 0;
   return is_made ? std::move(made) : Certificate();
+}
+
+/// OpenSSL looks for issuers by name. So the names of two authorities differ: each has a part of the key's hash.
+std::string name_of_authority(EVP_PKEY* key) {
+  std::array<std::uint8_t, 32> own{};
+  std::size_t bytes = own.size();
+  if (EVP_PKEY_get_raw_public_key(key, own.data(), &bytes) != 1) return {};
+  const Mac hash = hmac(bytes_of(kAuthorityName), {{own.data(), bytes}});
+  std::string name = kAuthorityName;
+  for (std::size_t i = 0; i < 8; ++i)
+    for (const int shift : {4, 0}) name.push_back("0123456789abcdef"[(hash[i] >> shift) & 15]);
+  return name;
+}
+
+Key authority_key(const std::string& token) { return key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)})); }
+
+/// Trusts the authority of `key`. Empty: OpenSSL refuses.
+Certificate trust(X509_STORE* trusted, EVP_PKEY* key) {
+  const std::string name = name_of_authority(key);
+  Certificate made = make_certificate(name, key, name, key, "critical,CA:TRUE,pathlen:1");
+  const bool is_trusted = made && X509_STORE_add_cert(trusted, made.get()) == 1;
+  return is_trusted ? std::move(made) : Certificate();
 }
 
 }  // namespace
@@ -90,17 +112,26 @@ bool Identity::is_of_user() const noexcept { return state_->is_of_user; }
 Authority::Authority(std::unique_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
 
-core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::string& token) {
+core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::string& token,
+                                                                     const std::string& second) {
   const core::Result<const LibSsl*> ssl = load_libssl();
   if (!ssl.is_ok()) return ssl.status();
   auto state = std::make_unique<AuthorityState>();
   state->ssl = ssl.value();
-  state->key = key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)}));
-  if (state->key) state->certificate = make_certificate(kAuthorityName, state->key.get(), state->key.get(), true);
+  state->key = authority_key(token);
   state->trusted.reset(X509_STORE_new());
-  if (!state->certificate || !state->trusted ||
-      X509_STORE_add_cert(state->trusted.get(), state->certificate.get()) != 1)
-    return refused("the certificate of the job");
+  if (state->key && state->trusted) state->certificate = trust(state->trusted.get(), state->key.get());
+  if (!state->certificate) return refused("the certificate of the job");
+  if (!second.empty()) {
+    const Key other = authority_key(second);
+    const bool is_trusted = other && trust(state->trusted.get(), other.get());
+    Certificate by_other =
+        is_trusted ? make_certificate(name_of_authority(state->key.get()), state->key.get(),
+                                      name_of_authority(other.get()), other.get(), "critical,CA:TRUE,pathlen:0")
+                   : Certificate();
+    if (!by_other) return refused("the certificate of the second token");
+    state->between.push_back(std::move(by_other));
+  }
   state->seal_key = seal_key_of(token);
   state->text = "TLS by the token";
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
@@ -114,7 +145,8 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   const Certificate certificate = !key ? Certificate()
                                   : state_->is_of_user
                                       ? make_proxy(key.get(), state_->certificate.get(), state_->key.get())
-                                      : make_certificate(kMemberName, key.get(), state_->key.get(), false);
+                                      : make_certificate(kMemberName, key.get(), name_of_authority(state_->key.get()),
+                                                         state_->key.get(), "critical,CA:FALSE");
   if (!certificate) return refused("a certificate");
   auto made = std::make_unique<Identity::IdentityState>();
   made->ssl = state_->ssl;
@@ -129,15 +161,13 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
                       ssl.ctx_use_private_key(context, key.get()) == 1 && ssl.ctx_set_num_tickets(context, 0) == 1 &&
                       id_of(certificate.get(), made->id);
   if (!is_set) return refused("a context");
-  if (state_->is_of_user) {
-    const auto add = [&](X509* one) {  // the context takes one reference
-      return X509_up_ref(one) == 1 &&
-             (ssl.ctx_ctrl(context, SSL_CTRL_EXTRA_CHAIN_CERT, 0, one) == 1 || (X509_free(one), false));
-    };
-    bool is_whole = add(state_->certificate.get());
-    for (const Certificate& one : state_->between) is_whole = is_whole && add(one.get());
-    if (!is_whole) return refused("a chain of certificates");
-  }
+  const auto add = [&](X509* one) {  // the context takes one reference
+    return X509_up_ref(one) == 1 &&
+           (ssl.ctx_ctrl(context, SSL_CTRL_EXTRA_CHAIN_CERT, 0, one) == 1 || (X509_free(one), false));
+  };
+  bool is_whole = !state_->is_of_user || add(state_->certificate.get());
+  for (const Certificate& one : state_->between) is_whole = is_whole && add(one.get());
+  if (!is_whole) return refused("a chain of certificates");
   ssl.ctx_set1_cert_store(context, state_->trusted.get());
   ssl.ctx_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ssl.ctx_ctrl(context, SSL_CTRL_SET_MAX_CERT_LIST, kChainBytesMax, nullptr);

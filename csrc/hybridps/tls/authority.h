@@ -60,8 +60,11 @@ class Authority : core::Pinned {
  public:
   struct AuthorityState;
 
-  /// kUnsupported: no libssl. kInternal: OpenSSL refuses, with its words.
-  static core::Result<std::shared_ptr<const Authority>> from_token(const std::string& token);
+  /// `second`: peers may hold this token instead; may be empty. Peers with the second token alone take this process,
+  /// too: it has a certificate that the second authority has signed for the first. The first token must not be the one
+  /// that others have learnt. kUnsupported: no libssl. kInternal: OpenSSL refuses, with its words.
+  static core::Result<std::shared_ptr<const Authority>> from_token(const std::string& token,
+                                                                   const std::string& second = {});
   /// `token`: for seals; may be empty. Also kInvalidArgument: a file that cannot be read or has something else in it, a
   /// key of another certificate, or a chain that a peer with the same authorities would refuse, for example because a
   /// certificate has expired.

@@ -29,7 +29,7 @@ struct Authority::AuthorityState {
   const LibSsl* ssl = nullptr;
   Key key;                           // signs the certificates of listeners
   Certificate certificate;           // of `key`
-  std::vector<Certificate> between;  // the user's, to one of its authorities
+  std::vector<Certificate> between;  // from `certificate` to an authority that peers trust
   TrustStore trusted;
   bool is_of_user = false;
   std::optional<Mac> seal_key;

@@ -12,8 +12,6 @@ import struct
 import threading
 import time
 
-from hybridps.backend.register import is_encrypted
-
 _MAGIC = 0x67535048
 _CODE_CLOSED = 7  # core::Code::kClosed
 _attempts: dict[str, int] = {}
@@ -28,6 +26,17 @@ def printable(text: str) -> str:
 def failed(text: str, wall_ms: int, rank: int) -> bytes:
     body = printable(text).encode()[:4096]
     return struct.pack("<IBQII", _MAGIC, _CODE_CLOSED, wall_ms, rank, len(body)) + body + struct.pack("<I", 0)
+
+
+def is_encrypted() -> bool:
+    """As csrc/hybridps/core/config.cpp reads the environment: gloo's certificates are enough where gloo is asked for TLS."""
+
+    def has(name: str) -> str:
+        return os.environ.get(name, "").strip()
+
+    files = "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT"
+    as_gloo = has("GLOO_DEVICE_TRANSPORT").upper() == "TCP_TLS" and all(map(has, files))
+    return has("HYBRIDPS_SECURITY") == "tls" or (not has("HYBRIDPS_SECURITY") and as_gloo)
 
 
 def _token() -> bytes:

@@ -5,24 +5,15 @@ import os
 import time
 
 
-def is_encrypted() -> bool:
-    """As csrc/hybridps/core/config.cpp reads the environment: gloo's certificates are enough where gloo is asked for TLS."""
-
-    def has(name: str) -> str:
-        return os.environ.get(name, "").strip()
-
-    files = "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY", "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT"
-    as_gloo = has("GLOO_DEVICE_TRANSPORT").upper() == "TCP_TLS" and all(map(has, files))
-    return has("HYBRIDPS_SECURITY") == "tls" or (not has("HYBRIDPS_SECURITY") and as_gloo)
-
-
 def refuse_in_clear(dist_backend_opts) -> None:
     """Raises where the environment asks gloo for encryption: what the job takes for encrypted would go in clear."""
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
-    if asked.upper() != "TCP_TLS" or is_encrypted():
+    if asked.upper() != "TCP_TLS":
         return
-    from hybridps.backend.announce import tell_of_failed_start
+    from hybridps.backend.announce import is_encrypted, tell_of_failed_start
 
+    if is_encrypted():
+        return
     problem = (
         f"GLOO_DEVICE_TRANSPORT={asked!r} asks for encryption, and hybridps sends in clear. What to do: set "
         "HYBRIDPS_SECURITY=tls and HYBRIDPS_TOKEN_FILE, or gloo's certificates (docs/security.md); or unset "

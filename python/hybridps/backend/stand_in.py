@@ -46,7 +46,7 @@ def _named_by_the_caller() -> bool:
 
 def _not_as_gloo() -> str:
     """What the environment asks of gloo and hybridps does not do, and what to do then; empty: nothing."""
-    from hybridps.backend.register import is_encrypted
+    from hybridps.backend.announce import is_encrypted
 
     asked = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
     if asked in _CLEAR or (asked.upper() == "TCP_TLS" and is_encrypted()):

@@ -143,6 +143,33 @@ TEST_CASE("admission: in TLS a question and its answer, and who has another sett
   CHECK(encrypted->stats().answered.load() == 3);
 }
 
+TEST_CASE("admission: a server with two tokens serves jobs with either, in clear and in TLS",
+          "[admission][tls][fast]") {
+  const std::string now = "the token of today";
+  const std::string before = "the token of before";
+  const bool has_tls = GENERATE(false, true);
+  const auto secret = [&](const std::string& token, const std::string& second = {}) {
+    admission::Secret made(token);
+    made.second = second;
+    if (has_tls) made.authority = tls::Authority::from_token(token, second).value();
+    return made;
+  };
+  const auto server = AdmissionServer::open({"127.0.0.1", 0}, secret(now, before), [](const Bytes& body) {
+                        return core::Result<Bytes>(body);
+                      }).value();
+  for (const std::string& token : {now, before}) {
+    const auto answer = admission::ask({"127.0.0.1", server->port()}, secret(token), Bytes(100'000, 7), soon());
+    INFO(answer.status().to_string());
+    REQUIRE(answer.is_ok());
+    CHECK(answer.value() == Bytes(100'000, 7));
+  }
+  for (const char* const token : {"another token of a test", ""}) {
+    if (has_tls && *token == 0) continue;
+    CHECK_FALSE(admission::ask({"127.0.0.1", server->port()}, secret(token), bytes("x"), soon()).is_ok());
+  }
+  CHECK(server->stats().answered.load() == 2);
+}
+
 TEST_CASE("admission: without a token on both sides anyone may ask", "[admission][fast]") {
   const auto admission = echo("");
   CHECK(admission::ask({"127.0.0.1", admission->port()}, "", bytes("x"), soon()).is_ok());
@@ -254,6 +281,20 @@ TEST_CASE("admission: tokens from files", "[admission][fast]") {
   CHECK_FALSE(admission::read_token("", path).is_ok());  // empty
   std::ofstream(path) << "  a token of a file \nsecond line\n";
   CHECK(admission::read_token("", path).value() == "a token of a file");
+  std::string second = "nothing";
+  CHECK(admission::read_token("", path, &second).status().message().find("its second line has fewer than 16") !=
+        std::string::npos);
+  for (const char* const rest : {"", "\n", "\n\nthird"}) {
+    second = "";
+    std::ofstream(path) << "a token of a file" << rest;
+    CHECK(admission::read_token("", path, &second).value() == "a token of a file");
+    CHECK(second.empty());
+  }
+  std::ofstream(path) << "a token of a file\n a token of before \nthird\n";
+  CHECK(admission::read_token("", path, &second).value() == "a token of a file");
+  CHECK(second == "a token of before");
+  CHECK(admission::read_token("a token as it is", path, &(second = "")).value() == "a token as it is");
+  CHECK(second.empty());
   const char* home = std::getenv("HOME");
   const std::string kept = home != nullptr ? home : "";
   REQUIRE(setenv("HOME", "/tmp", 1) == 0);

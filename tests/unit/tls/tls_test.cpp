@@ -203,6 +203,35 @@ TEST_CASE("tls: a process with another token, or with none, gets no byte and giv
   CHECK((clear.last == -1 && clear.error == EPROTO));
 }
 
+TEST_CASE("tls: a process with two tokens talks to holders of either, and these not to each other", "[tls][fast]") {
+  const std::string now = "the token of today";
+  const std::string before = "the token of before";
+  auto made = Authority::from_token(now, before);
+  INFO(made.status().to_string());
+  REQUIRE(made.is_ok());
+  const auto both = identity(made.value());
+  const auto talks = [](const std::shared_ptr<const Identity>& a, const std::shared_ptr<const Identity>& b) {
+    Wire wire(a, b);
+    (void)wire.write(0, "a greeting");
+    wire.shake();
+    const bool is_heard = wire.read(1) == "a greeting";
+    if (is_heard) CHECK((wire.ends[0]->peer() == b->id() && wire.ends[1]->peer() == a->id()));
+    return is_heard;
+  };
+  for (const std::string& token : {now, before}) {
+    const auto one = identity(authority(token));
+    CHECK(talks(one, both));
+    CHECK(talks(both, one));
+    CHECK(talks(one, identity(authority(token))));
+  }
+  CHECK(talks(both, identity(made.value())));
+  const auto stranger = identity(authority("the token of another job"));
+  CHECK_FALSE((talks(both, stranger) || talks(stranger, both)));
+  CHECK_FALSE(talks(identity(authority(now)), identity(authority(before))));
+  CHECK_FALSE(talks(identity(authority(before)), identity(authority(now))));
+  CHECK(made.value()->seal("key", {}) == authority(now)->seal("key", {}));
+}
+
 TEST_CASE("tls: an alert says that the job is another one only if it is of certificates", "[tls][fast]") {
   constexpr unsigned char kInternalError = 80;
   constexpr unsigned char kDecodeError = 50;

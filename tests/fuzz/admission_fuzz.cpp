@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "hybridps/admission/messages.h"
 #include "tests/fuzz/feed.h"
@@ -38,9 +39,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (body.size() % 2 == 1) return core::Status(core::Code::kOutOfResources, "no room");
     return body;
   };
-  const std::vector<std::string> tokens{token};
-  admission::Visit visit(tokens, handler);
   const std::uint8_t rules = feed.byte();
+  std::vector<std::string> tokens{token};
+  if ((rules & 16) != 0) tokens.insert((rules & 32) != 0 ? tokens.begin() : tokens.end(), "another token");
+  admission::Visit visit(tokens, handler);
   const auto raw = [&](std::size_t bytes) {
     Bytes out(bytes);
     for (auto& b : out) b = feed.byte();
@@ -55,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::copy(head.begin(), head.end(), hello.begin());
   }
   if (!say(visit, feed, hello)) return 0;
-  if (visit.output().size() != admission::kHelloBytes + admission::kMacBytes) std::abort();
+  if (visit.output().size() != admission::kHelloBytes + admission::kTokensMax * admission::kMacBytes) std::abort();
 
   const Bytes body = raw(1 + feed.byte());
   const std::uint8_t* job = hello.data() + 8;

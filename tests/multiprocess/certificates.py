@@ -19,9 +19,9 @@ class Authority:
         self.folder = folder
         self.file = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        config = folder / f"{name}.cnf"
-        config.write_text("[req]\ndistinguished_name=dn\nx509_extensions=of\n[dn]\n[of]\nbasicConstraints=critical,CA:TRUE\n")
-        own = ["-x509", "-config", config, "-days", "2", "-subj", f"/CN={name}"]
+        self._config = folder / f"{name}.cnf"  # not the system's
+        self._config.write_text("[req]\ndistinguished_name=dn\nx509_extensions=of\n[dn]\n[of]\nbasicConstraints=critical,CA:TRUE\n")
+        own = ["-x509", "-config", self._config, "-days", "2", "-subj", f"/CN={name}"]
         self._openssl("req", *own, *self._new_key(self._key), "-out", self.file)
 
     def issue(self, name: str, hosts: str = "", days: int = 2) -> dict[str, str]:
@@ -30,7 +30,7 @@ class Authority:
         key, request, certificate = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
         extensions = self.folder / f"{name}.ext"
         extensions.write_text("basicConstraints=CA:FALSE\n" + (f"subjectAltName={hosts}\n" if hosts else ""))
-        self._openssl("req", "-subj", f"/CN={name}", *self._new_key(key), "-out", request)
+        self._openssl("req", "-config", self._config, "-subj", f"/CN={name}", *self._new_key(key), "-out", request)
         signed = ["-CA", self.file, "-CAkey", self._key, "-CAcreateserial", "-extfile", extensions, "-days", days]
         self._openssl("x509", "-req", "-in", request, *signed, "-out", certificate)
         if days == 0:

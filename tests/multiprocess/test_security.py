@@ -97,7 +97,7 @@ def test_servers_with_two_tokens_serve_the_jobs_of_either(security, tmp_path):
     """How a token is changed: first the servers take both, then the jobs change one by one."""
     now, before = "the token of today", "the token of before"
     file = tmp_path / "tokens"
-    file.write_text(f"{now}\n{before}\n")
+    file.write_text(f"{now}\nalso {before}\n")
     file.chmod(0o600)
     server = {"HYBRIDPS_TOKEN": "", "HYBRIDPS_TOKEN_FILE": str(file), "HYBRIDPS_SECURITY": security}
     with servers(1, env=server) as running:

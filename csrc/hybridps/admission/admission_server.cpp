@@ -259,9 +259,14 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   if (line.empty()) return bad(" has no token in its first line");
   if (!is_long(line)) return bad(": its first line" + short_text);
   if (second != nullptr && all.find('\n') != std::string_view::npos) {
+    constexpr std::string_view kAlso = "also ";
     const std::string_view rest = all.substr(all.find('\n') + 1);
-    *second = core::trim(rest.substr(0, rest.find('\n')));
-    if (!second->empty() && !is_long(*second)) return bad(": its second line" + short_text);
+    const std::string_view next = core::trim(rest.substr(0, rest.find('\n')));
+    if (next.starts_with(kAlso)) {
+      *second = core::trim(next.substr(kAlso.size()));
+      if (!is_long(*second)) return bad(": its second token" + short_text);
+      if (*second == line) second->clear();
+    }
   }
   return std::string(line);
 }
@@ -296,7 +301,8 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
       !status.is_ok())
     return status;
   if (line.channel && !line.channel->is_with(address.host))
-    return Status(Code::kInvalidArgument, where + " has the certificate of another host than " + address.host);
+    return Status(Code::kInvalidArgument, where + " has the certificate of another host than " + address.host +
+                                              "; write a name or address of that certificate in HYBRIDPS_SERVERS");
   // One of another version does not send all of it.
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
   std::array<std::uint8_t, (kTokensMax - 1) * kMacBytes> more{};

@@ -43,8 +43,7 @@ inline constexpr std::size_t kTokenBytesMin = 16;
 /// `token` unless empty, else the first line of the file at `file_path` ("~/" stands for HOME). Empty if both are
 /// empty. kInvalidArgument: the file cannot be read, is neither ours nor root's, has no token in its first 4 KiB, or
 /// others may access it. The group may read a file of root's.
-/// `second`: receives the second line of the file, if it has one: another token, that a server takes as well. May be
-/// null.
+/// `second`: receives the token of a second line "also TOKEN", that a server takes as well. May be null.
 core::Result<std::string> read_token(const std::string& token, const std::string& file_path,
                                      std::string* second = nullptr);
 

@@ -1,6 +1,7 @@
 #include "hybridps/engine/settings.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netdb.h>
 
 #include <array>
@@ -20,10 +21,11 @@ using core::Status;
 
 namespace {
 
-/// The names and addresses of this machine.
-std::vector<std::string> own_hosts() {
+/// The names and addresses of this machine. Those of loopback are on all machines, and count where control uses it.
+std::vector<std::string> own_hosts(const std::string& control) {
   std::vector<std::string> hosts{bootstrap::host_name()};
   for (const transport::InterfaceAddress& one : transport::interface_addresses()) {
+    if ((one.flags & IFF_LOOPBACK) != 0 && one.interface != control) continue;
     std::array<char, INET6_ADDRSTRLEN> text{};
     const int family = one.address.size() == 4 ? AF_INET : AF_INET6;
     if (!one.address.empty() && ::inet_ntop(family, one.address.data(), text.data(), text.size()) != nullptr)
@@ -45,8 +47,8 @@ std::string full_host_name() {
 }
 
 /// Peers do not make this check: they find a rank by what the Store says of it, and its name is only a part of that.
-Status check_host(const tls::Authority& authority) {
-  std::vector<std::string> hosts = own_hosts();
+Status check_host(const tls::Authority& authority, const std::string& control) {
+  std::vector<std::string> hosts = own_hosts(control);
   if (authority.is_for_one_of(hosts)) return Status::ok();
   hosts.push_back(full_host_name());
   if (authority.is_for_one_of(hosts)) return Status::ok();
@@ -78,7 +80,7 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
     if (std::string text = without_effect(config, checked.interfaces); !text.empty())
       checked.warnings.push_back(std::move(text));
   }
-  if (checked.secret.authority) refuse(check_host(*checked.secret.authority));
+  if (checked.secret.authority) refuse(check_host(*checked.secret.authority, checked.interfaces.control));
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
@@ -91,6 +93,10 @@ core::Result<admission::Secret> read_secret(const core::Config& config, bool ser
   if (!token.is_ok()) return token.status();
   admission::Secret secret(std::move(token).value());
   secret.second = std::move(second);
+  if (!secret.second.empty() && config.tls && config.certificate_paths.any())
+    return Status(
+        Code::kInvalidArgument,
+        "HYBRIDPS_TOKEN_FILE has a second token, and with certificates a server takes one: leave one of them out");
   if (!config.tls) return secret;
   const core::Config::CertificatePaths& paths = config.certificate_paths;
   if (secret.token.empty() && !paths.any())

@@ -48,8 +48,8 @@ A dedicated server for hybridps jobs (HYBRIDPS_SERVERS=HOST:PORT there). Run it 
 
 Settings: HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE (the jobs' token), HYBRIDPS_SECURITY, HYBRIDPS_INTERFACE,
 HYBRIDPS_DATA_INTERFACES, HYBRIDPS_TRACE, HYBRIDPS_NIC_GBPS, HYBRIDPS_DATA_SOCKETS, HYBRIDPS_CORES, HYBRIDPS_LOG_LEVEL,
-HYBRIDPS_LIMITS (data_threads: of all engines together). A second line of HYBRIDPS_TOKEN_FILE is a second token that jobs
-may have.
+HYBRIDPS_LIMITS (data_threads: of all engines together). Jobs may also have the token of a second line "also TOKEN" of
+HYBRIDPS_TOKEN_FILE.
 )";
 
 volatile sig_atomic_t signals_seen = 0;
@@ -201,6 +201,8 @@ int main(int argc, char** argv) {
   if (!secret.is_ok()) return wrong(std::string(secret.status().message()));
   arguments.options.secret = std::move(secret).value();
   const std::string place = arguments.options.listen.text();
+  if (!arguments.options.secret.second.empty())
+    std::fprintf(stderr, "hybridps-server: jobs with the second token of HYBRIDPS_TOKEN_FILE are served, too\n");
   if (arguments.no_token && !arguments.options.secret.token.empty())
     return wrong("--no-token, and there is a token: leave one of them out");
   // Certificates say which jobs may come, as a token does.

@@ -18,7 +18,9 @@ using core::Status;
 
 constexpr std::string_view kAuthorityLabel = "hybridps tls authority 1";
 constexpr std::string_view kSealLabel = "hybridps store seal 1";
-constexpr const char* kAuthorityName = "hybridps job ";
+constexpr const char* kAuthorityName = "hybridps job";
+/// Certificates behind that of a listener: one for each token.
+constexpr int kOthersMax = 3;
 constexpr const char* kMemberName = "hybridps";
 /// A certificate lives as long as its process. So the clocks of two machines need not agree.
 constexpr const char* kFirstDay = "19700101000000Z";
@@ -46,8 +48,7 @@ bool add_constraint(X509* certificate, const char* text) {
 }
 
 /// Empty: OpenSSL refuses.
-Certificate make_certificate(const std::string& subject, EVP_PKEY* key, const std::string& issuer, EVP_PKEY* signer,
-                             const char* constraint) {
+Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, const char* constraint) {
   Certificate made(X509_new());
   std::uint64_t serial = 0;
   X509* const one = made.get();
@@ -55,32 +56,38 @@ Certificate make_certificate(const std::string& subject, EVP_PKEY* key, const st
       one != nullptr && RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
       X509_set_version(one, 2) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(one), serial) == 1 &&
       ASN1_TIME_set_string_X509(X509_getm_notBefore(one), kFirstDay) == 1 &&
-      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 &&
-      set_name(X509_get_subject_name(one), subject.c_str()) && set_name(X509_get_issuer_name(one), issuer.c_str()) &&
-      X509_set_pubkey(one, key) == 1 && add_constraint(one, constraint) && X509_sign(one, signer, nullptr) > 0;
+      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 && set_name(X509_get_subject_name(one), subject) &&
+      set_name(X509_get_issuer_name(one), kAuthorityName) && X509_set_pubkey(one, key) == 1 &&
+      add_constraint(one, constraint) && X509_sign(one, signer, nullptr) > 0;
   return is_made ? std::move(made) : Certificate();
 }
 
-/// OpenSSL looks for issuers by name. So the names of two authorities differ: each has a part of the key's hash.
-std::string name_of_authority(EVP_PKEY* key) {
-  std::array<std::uint8_t, 32> own{};
-  std::size_t bytes = own.size();
-  if (EVP_PKEY_get_raw_public_key(key, own.data(), &bytes) != 1) return {};
-  const Mac hash = hmac(bytes_of(kAuthorityName), {{own.data(), bytes}});
-  std::string name = kAuthorityName;
-  for (std::size_t i = 0; i < 8; ++i)
-    for (const int shift : {4, 0}) name.push_back("0123456789abcdef"[(hash[i] >> shift) & 15]);
-  return name;
+Key random_key() {
+  Mac seed{};
+  return RAND_bytes(seed.data(), static_cast<int>(seed.size())) == 1 ? key_from(seed) : Key();
 }
 
 Key authority_key(const std::string& token) { return key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)})); }
 
-/// Trusts the authority of `key`. Empty: OpenSSL refuses.
-Certificate trust(X509_STORE* trusted, EVP_PKEY* key) {
-  const std::string name = name_of_authority(key);
-  Certificate made = make_certificate(name, key, name, key, "critical,CA:TRUE,pathlen:1");
-  const bool is_trusted = made && X509_STORE_add_cert(trusted, made.get()) == 1;
-  return is_trusted ? std::move(made) : Certificate();
+/// In place of OpenSSL's check of a chain: whether the certificate that came is signed by the key of a token, or by a
+/// key for which another certificate that came is. All certificates here are valid for ever, and all that hold a token
+/// may sign.
+int check_signatures(X509_STORE_CTX* context, void* keys) {
+  const auto& trusted = *static_cast<const std::vector<Key>*>(keys);
+  X509* const leaf = X509_STORE_CTX_get0_cert(context);
+  const STACK_OF(X509)* const others = X509_STORE_CTX_get0_untrusted(context);
+  const auto is_signed_by_token = [&](X509* one) {
+    return std::any_of(trusted.begin(), trusted.end(),
+                       [&](const Key& key) { return X509_verify(one, key.get()) == 1; });
+  };
+  bool is_good = leaf != nullptr && is_signed_by_token(leaf);
+  for (int i = 0; !is_good && leaf != nullptr && i < std::min(sk_X509_num(others), kOthersMax); ++i) {
+    X509* const one = sk_X509_value(others, i);
+    is_good = is_signed_by_token(one) && X509_verify(leaf, X509_get0_pubkey(one)) == 1;
+  }
+  ERR_clear_error();  // of the signatures that were tried
+  X509_STORE_CTX_set_error(context, is_good ? X509_V_OK : X509_V_ERR_CERT_SIGNATURE_FAILURE);
+  return is_good ? 1 : 0;
 }
 
 }  // namespace
@@ -107,30 +114,32 @@ Identity::Identity(std::unique_ptr<IdentityState> state) : state_(std::move(stat
 Identity::~Identity() = default;
 
 const PeerId& Identity::id() const noexcept { return state_->id; }
-bool Identity::is_of_user() const noexcept { return state_->is_of_user; }
+bool Identity::may_meet_strangers() const noexcept { return state_->is_of_user || state_->has_second_token; }
 
-Authority::Authority(std::unique_ptr<AuthorityState> state) : state_(std::move(state)) {}
+Authority::Authority(std::shared_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
 
 core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::string& token,
                                                                      const std::string& second) {
   const core::Result<const LibSsl*> ssl = load_libssl();
   if (!ssl.is_ok()) return ssl.status();
-  auto state = std::make_unique<AuthorityState>();
+  auto state = std::make_shared<AuthorityState>();
   state->ssl = ssl.value();
-  state->key = authority_key(token);
-  state->trusted.reset(X509_STORE_new());
-  if (state->key && state->trusted) state->certificate = trust(state->trusted.get(), state->key.get());
-  if (!state->certificate) return refused("the certificate of the job");
-  if (!second.empty()) {
-    const Key other = authority_key(second);
-    const bool is_trusted = other && trust(state->trusted.get(), other.get());
-    Certificate by_other =
-        is_trusted ? make_certificate(name_of_authority(state->key.get()), state->key.get(),
-                                      name_of_authority(other.get()), other.get(), "critical,CA:TRUE,pathlen:0")
-                   : Certificate();
-    if (!by_other) return refused("the certificate of the second token");
-    state->between.push_back(std::move(by_other));
+  for (const std::string& one : second.empty() ? std::vector{token} : std::vector{token, second}) {
+    state->token_keys.push_back(authority_key(one));
+    if (!state->token_keys.back()) return refused("the key of the job");
+  }
+  if (second.empty()) {
+    state->key = authority_key(token);
+  } else {  // a key of this process alone: nobody else can sign with what both tokens' authorities vouch for
+    state->key = random_key();
+    for (const Key& by : state->token_keys) {
+      Certificate made =
+          state->key ? make_certificate(kAuthorityName, state->key.get(), by.get(), "critical,CA:TRUE,pathlen:0")
+                     : Certificate();
+      if (!made) return refused("a certificate of the tokens");
+      state->between.push_back(std::move(made));
+    }
   }
   state->seal_key = seal_key_of(token);
   state->text = "TLS by the token";
@@ -139,18 +148,17 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::
 
 core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   const LibSsl& ssl = *state_->ssl;
-  Mac seed{};
-  if (RAND_bytes(seed.data(), static_cast<int>(seed.size())) != 1) return refused("random numbers");
-  const Key key = key_from(seed);
-  const Certificate certificate = !key ? Certificate()
-                                  : state_->is_of_user
-                                      ? make_proxy(key.get(), state_->certificate.get(), state_->key.get())
-                                      : make_certificate(kMemberName, key.get(), name_of_authority(state_->key.get()),
-                                                         state_->key.get(), "critical,CA:FALSE");
+  const Key key = random_key();
+  const Certificate certificate =
+      !key                 ? Certificate()
+      : state_->is_of_user ? make_proxy(key.get(), state_->certificate.get(), state_->key.get())
+                           : make_certificate(kMemberName, key.get(), state_->key.get(), "critical,CA:FALSE");
   if (!certificate) return refused("a certificate");
   auto made = std::make_unique<Identity::IdentityState>();
   made->ssl = state_->ssl;
   made->is_of_user = state_->is_of_user;
+  made->has_second_token = state_->token_keys.size() > 1;
+  made->token_keys = std::shared_ptr<const std::vector<Key>>(state_, &state_->token_keys);
   made->context = ssl.ctx_new(ssl.method());
   if (made->context == nullptr) return refused("a context");
   SSL_CTX* const context = made->context;
@@ -168,7 +176,10 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   bool is_whole = !state_->is_of_user || add(state_->certificate.get());
   for (const Certificate& one : state_->between) is_whole = is_whole && add(one.get());
   if (!is_whole) return refused("a chain of certificates");
-  ssl.ctx_set1_cert_store(context, state_->trusted.get());
+  if (state_->is_of_user)
+    ssl.ctx_set1_cert_store(context, state_->trusted.get());
+  else
+    ssl.ctx_set_cert_verify_callback(context, &check_signatures, const_cast<std::vector<Key>*>(made->token_keys.get()));
   ssl.ctx_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ssl.ctx_ctrl(context, SSL_CTRL_SET_MAX_CERT_LIST, kChainBytesMax, nullptr);
   // Of a chain, the part that peers need is added above.

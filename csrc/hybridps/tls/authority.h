@@ -40,8 +40,8 @@ class Identity : core::Pinned {
   ~Identity();
 
   const PeerId& id() const noexcept;
-  /// Vouched for by the user's certificate, not by the token.
-  bool is_of_user() const noexcept;
+  /// Whether more processes than the holders of one token can connect: with the user's certificates, or a second token.
+  bool may_meet_strangers() const noexcept;
   const IdentityState& state() const noexcept { return *state_; }
 
  private:
@@ -60,9 +60,9 @@ class Authority : core::Pinned {
  public:
   struct AuthorityState;
 
-  /// `second`: peers may hold this token instead; may be empty. Peers with the second token alone take this process,
-  /// too: it has a certificate that the second authority has signed for the first. The first token must not be the one
-  /// that others have learnt. kUnsupported: no libssl. kInternal: OpenSSL refuses, with its words.
+  /// `second`: peers may hold this token instead; may be empty. Listeners then have certificates that a random key of
+  /// this object has signed, and certificates of this key by both tokens. kUnsupported: no libssl. kInternal: OpenSSL
+  /// refuses, with its words.
   static core::Result<std::shared_ptr<const Authority>> from_token(const std::string& token,
                                                                    const std::string& second = {});
   /// `token`: for seals; may be empty. Also kInvalidArgument: a file that cannot be read or has something else in it, a
@@ -70,7 +70,7 @@ class Authority : core::Pinned {
   /// certificate has expired.
   static core::Result<std::shared_ptr<const Authority>> from_certificates(const CertificateFiles& files,
                                                                           const std::string& token);
-  explicit Authority(std::unique_ptr<AuthorityState> state);
+  explicit Authority(std::shared_ptr<AuthorityState> state);
   ~Authority();
 
   /// A new key with its certificate.
@@ -86,7 +86,7 @@ class Authority : core::Pinned {
   Mac seal(std::string_view key, std::span<const std::uint8_t> value) const;
 
  private:
-  const std::unique_ptr<AuthorityState> state_;
+  const std::shared_ptr<AuthorityState> state_;
 };
 
 }  // namespace hybridps::tls

@@ -28,9 +28,10 @@ using TrustStore = std::unique_ptr<X509_STORE, FreeBy<X509_STORE_free>>;
 struct Authority::AuthorityState {
   const LibSsl* ssl = nullptr;
   Key key;                           // signs the certificates of listeners
-  Certificate certificate;           // of `key`
+  Certificate certificate;           // the user's, of `key`
   std::vector<Certificate> between;  // from `certificate` to an authority that peers trust
-  TrustStore trusted;
+  TrustStore trusted;                // of the user's authorities
+  std::vector<Key> token_keys;       // one or two
   bool is_of_user = false;
   std::optional<Mac> seal_key;
   std::string text;
@@ -43,6 +44,8 @@ struct Identity::IdentityState {
   const LibSsl* ssl = nullptr;
   SSL_CTX* context = nullptr;
   bool is_of_user = false;
+  bool has_second_token = false;
+  std::shared_ptr<const std::vector<Key>> token_keys;  // for the context's callback
   PeerId id{};
 };
 

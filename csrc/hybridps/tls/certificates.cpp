@@ -1,19 +1,23 @@
 // The user's certificates: read, checked as a peer will check them, and signing for the listeners of this host.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
+#include "hybridps/core/descriptor.h"
 #include "hybridps/core/text.h"
 #include "hybridps/tls/authority_impl.h"
 
@@ -82,18 +86,27 @@ std::vector<std::string> hosts_of(X509* certificate) {
 /// A file to read PEM from, in memory: OpenSSL's own words for a file that cannot be read are numbers.
 core::Result<Bio> open_file(const std::string& path) {
   const auto cannot = [&] { return bad(path, std::string("cannot be read: ") + std::strerror(errno)); };
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (!file) return cannot();
-  std::string text;
-  std::array<char, 4096> part{};
-  while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get())) {
-    text.append(part.data(), got);
-    if (text.size() > kFileBytesMax) return bad(path, "is no file of certificates: it has more than 4 MiB");
+  core::Descriptor file;
+  {
+    const core::ForkLock lock;  // a pipe does not hold up the open
+    file = core::Descriptor(lock, ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   }
-  if (std::ferror(file.get()) != 0) return cannot();
+  struct stat info{};
+  if (!file || ::fstat(file.get(), &info) != 0) return cannot();
+  if (!S_ISREG(info.st_mode)) return bad(path, "cannot be read: it is no file");
   Bio memory(BIO_new(BIO_s_mem()));
-  if (!memory || BIO_write(memory.get(), text.data(), static_cast<int>(text.size())) != static_cast<int>(text.size()))
-    return bad(path, "cannot be kept in memory");
+  std::array<unsigned char, 4096> part{};
+  std::size_t bytes = 0;
+  for (;;) {
+    const ssize_t got = ::read(file.get(), part.data(), part.size());
+    if (got < 0) return cannot();
+    if (got == 0) break;
+    bytes += static_cast<std::size_t>(got);
+    if (bytes > kFileBytesMax) return bad(path, "is no file of certificates: it has more than 4 MiB");
+    if (!memory || BIO_write(memory.get(), part.data(), static_cast<int>(got)) != got)
+      return bad(path, "cannot be kept in memory");
+  }
+  OPENSSL_cleanse(part.data(), part.size());  // perhaps a key
   return memory;
 }
 
@@ -147,13 +160,14 @@ Status trust_file(X509_STORE* trusted, const std::string& path) {
 Status trust_folder(X509_STORE* trusted, const std::string& path) {
   std::error_code error;
   int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-    const std::string name = entry.path().filename();
+  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename();
     const std::size_t dot = name.find('.');  // as `openssl rehash` names them: 8 hexadecimal digits, a dot, a number
     if (dot != 8 || name.find_first_not_of("0123456789abcdef") != dot || name.size() == dot + 1 ||
         name.find_first_not_of("0123456789", dot + 1) != std::string::npos)
       continue;
-    if (Status status = trust_file(trusted, entry.path()); !status.is_ok()) return status;
+    if (std::error_code unknown; !std::filesystem::exists(at->path(), unknown)) continue;  // a link to nothing is usual
+    if (Status status = trust_file(trusted, at->path()); !status.is_ok()) return status;
     ++count;
   }
   if (error) return bad(path, "cannot be read: " + error.message());

@@ -37,7 +37,7 @@ bool is_refusal(unsigned long error) {
     case SSL3_AD_CERTIFICATE_UNKNOWN:
     case TLS1_AD_UNKNOWN_CA:
     case TLS1_AD_ACCESS_DENIED:
-    case TLS1_AD_DECRYPT_ERROR:  // a signature by another authority of the same name: another token
+    case TLS1_AD_DECRYPT_ERROR:  // a signature that does not fit: another token
     case TLS13_AD_CERTIFICATE_REQUIRED: return true;
     default: return false;
   }

@@ -281,16 +281,18 @@ TEST_CASE("admission: tokens from files", "[admission][fast]") {
   CHECK_FALSE(admission::read_token("", path).is_ok());  // empty
   std::ofstream(path) << "  a token of a file \nsecond line\n";
   CHECK(admission::read_token("", path).value() == "a token of a file");
-  std::string second = "nothing";
-  CHECK(admission::read_token("", path, &second).status().message().find("its second line has fewer than 16") !=
+  std::string second;
+  std::ofstream(path) << "a token of a file\nalso short\n";
+  CHECK(admission::read_token("", path, &second).status().message().find("its second token has fewer than 16") !=
         std::string::npos);
-  for (const char* const rest : {"", "\n", "\n\nthird"}) {
+  for (const char* const rest :
+       {"", "\n", "\n\nalso a token of a third line", "\n# a line for those who read it", "\nalso a token of a file"}) {
     second = "";
     std::ofstream(path) << "a token of a file" << rest;
     CHECK(admission::read_token("", path, &second).value() == "a token of a file");
     CHECK(second.empty());
   }
-  std::ofstream(path) << "a token of a file\n a token of before \nthird\n";
+  std::ofstream(path) << "a token of a file\n also a token of before \nthird\n";
   CHECK(admission::read_token("", path, &second).value() == "a token of a file");
   CHECK(second == "a token of before");
   CHECK(admission::read_token("a token as it is", path, &(second = "")).value() == "a token as it is");

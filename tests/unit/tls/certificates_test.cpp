@@ -316,7 +316,7 @@ TEST_CASE("tls: what peers would refuse is an error at the start, with the file 
   files.authorities = folder.path + "/none";
   refused(files, files.authorities, "cannot be read: No such file");
   files.authorities = folder.path;
-  refused(files, files.authorities, "cannot be read: Is a directory");
+  refused(files, files.authorities, "cannot be read: it is no file");
   for (const bool is_whole : {true, false}) {  // a second certificate that is damaged is not left out
     std::string text = folder.read(good.authorities);
     text += is_whole ? text : text.substr(0, text.size() / 2);

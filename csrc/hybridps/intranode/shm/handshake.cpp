@@ -114,11 +114,10 @@ Received receive_packet(int socket, Packet& packet, std::array<core::Descriptor,
         for (std::size_t i = 0; i < count; ++i) {
           int fd = -1;
           std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
-          if (i < kDescriptorsMax) {
+          if (i < kDescriptorsMax)
             descriptors[i] = core::Descriptor(lock, fd);
-          } else {
-            ::close(fd);  // the alignment of `control` leaves room for one descriptor too many
-          }
+          else
+            ::close(fd);  // where `control` has room for more, by its alignment
         }
       }
     }

@@ -1,8 +1,8 @@
-// hybridps/intranode/shm/ring.h: an engine's control area, and the two rings of each local peer in it.
+// hybridps/intranode/shm/ring.h: an engine's control page, and the slot with two rings for each local peer.
 //
-// Model    An engine's control area is one page of EngineControl, then one PeerSlot per local peer. The peer writes a
-//          slot and the owner reads it. A slot has two rings: messages to the owner, and releases of payloads that the
-//          owner sent. The grammar of the bytes is in README.md.
+// Model    An engine has one page of EngineControl for all peers, and a slot for each local peer, which that peer alone
+//          gets. The peer writes the slot and the owner reads it. A slot has two rings: messages to the owner, and
+//          releases of payloads that the owner sent. The grammar of the bytes is in README.md.
 // Threads  single producer, single consumer per ring. Publishing stores, and loads before sleep, are sequentially
 //          consistent: either the sender sees `sleeping`, or the sleeper sees the entry (Dekker).
 // Trust    a reader trusts nothing. Each word is loaded once and checked; header and inline payload are copied out
@@ -25,7 +25,7 @@ inline constexpr std::size_t kEntryDataBytes = kEntryBytes - 4 * sizeof(std::uin
 inline constexpr std::size_t kInlineBytesMax = 256;
 inline constexpr std::size_t kCacheLineBytes = 64;
 
-/// First page of a control area.
+/// The control page.
 struct alignas(kCacheLineBytes) EngineControl {
   std::atomic<std::uint32_t> sleeping{0};
 };

@@ -69,7 +69,9 @@ core::Status no_memory(std::string_view purpose, std::size_t bytes, std::string_
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     text += ", file size limited to " + gigabytes(static_cast<double>(limit.rlim_cur)) + " (ulimit -f)";
   }
-  return {core::Code::kOutOfResources, text + "; make the pool smaller or raise the limit"};
+  const bool lacks_descriptors = error == EMFILE || error == ENFILE;
+  return {core::Code::kOutOfResources,
+          text + (lacks_descriptors ? "; raise `ulimit -n`" : "; make the pool smaller or raise the limit")};
 }
 
 int make_memfd() noexcept {

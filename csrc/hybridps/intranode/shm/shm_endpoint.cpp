@@ -37,8 +37,8 @@ bool is_safe_to_write(int fd) noexcept {
 // ---- Handshake
 
 void ShmEndpoint::open_slot(std::unique_ptr<Segment> slot) {
+  if (!own_slot_) ++owner_.slots_in_use_;
   own_slot_ = std::move(slot);
-  ++owner_.slots_in_use_;
   session_nonce_ = draw_nonce();
   memory_nonce_ = draw_nonce();
   std::byte* const memory = own_slot_->memory().data();
@@ -90,6 +90,16 @@ void ShmEndpoint::retry(steady_clock::time_point now) {
 }
 
 bool ShmEndpoint::say_hello(const Nonce& echo, const tls::Mac& mac) {
+  if (own_slot_->fd() < 0) {  // the other side has turned our first hello down
+    auto slot = Segment::create("message rings of a peer", owner_.layout_.slot_bytes());
+    if (!slot.is_ok()) {
+      end(slot.status(), true, true);
+      return true;
+    }
+    const Nonce session = session_nonce_;
+    open_slot(std::move(slot).value());
+    session_nonce_ = session;  // the other side may know it already
+  }
   Packet packet = make_packet(PacketKind::kHello, owner_.options_.self, peer_);
   packet.nonce = session_nonce_;
   packet.echo = echo;
@@ -99,7 +109,9 @@ bool ShmEndpoint::say_hello(const Nonce& echo, const tls::Mac& mac) {
   packet.release_entries = owner_.layout_.release_entries;
   const std::array<int, kDescriptorsMax> descriptors = {owner_.control_->fd(), owner_.event_.get(), own_slot_->fd(),
                                                         owner_.pool_ ? owner_.pool_->fd() : -1};
-  return send_packet(socket_.get(), packet, std::span(descriptors).first(owner_.pool_ ? 4 : 3));
+  if (!send_packet(socket_.get(), packet, std::span(descriptors).first(owner_.pool_ ? 4 : 3))) return false;
+  own_slot_->close_descriptor();
+  return true;
 }
 
 void ShmEndpoint::say_proof() {
@@ -145,7 +157,7 @@ void ShmEndpoint::accept(core::Descriptor socket, const Packet& hello,
   state_ = ConnectionState::kProving;
   if (Status mapped = map_peer(hello, descriptors); !mapped.is_ok()) return end(std::move(mapped), true, true);
   say_hello(hello.nonce);
-  say_proof();
+  if (state_ != ConnectionState::kEnded) say_proof();
 }
 
 void ShmEndpoint::check_proof(const Packet& packet) {
@@ -157,7 +169,6 @@ void ShmEndpoint::check_proof(const Packet& packet) {
     return end({Code::kPeerDead, who() + " could not show that it shares this host's memory"}, true, true);
   }
   state_ = ConnectionState::kOpen;
-  own_slot_->close_descriptor();  // one hello was enough
   was_open_ = true;
   --owner_.handshakes_;
 }
@@ -212,8 +223,10 @@ void ShmEndpoint::on_packet(const Packet& packet, std::array<core::Descriptor, k
       deadline_ = steady_clock::now() + owner_.options_.hello_deadline;
       return owner_.set_timer();
     case PacketKind::kRefuse:
-      return end({Code::kOutOfResources, who() + " has no room for another engine of this host; raise its peers_max"},
-                 true, true);
+      return end(
+          {Code::kOutOfResources,
+           who() + " has no room for another engine of this host (its log says why); LOCAL_WORLD_SIZE sets the limit"},
+          true, true);
     case PacketKind::kGoodbye: return drain_and_end({Code::kClosed, who() + " closed the connection"});
   }
   end(corrupt("a handshake out of order"), true, true);

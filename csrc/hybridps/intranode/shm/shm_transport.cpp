@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "hybridps/core/log.h"
 #include "hybridps/intranode/shm/shm_endpoint.h"
 
 namespace hybridps::intranode::shm {
@@ -367,6 +368,8 @@ void ShmTransport::serve_stranger(std::uint32_t serial) {
   if (endpoint == nullptr) {
     auto slot = make_slot();
     if (!slot.is_ok()) {
+      static core::LogRate rate(core::from_seconds(60));
+      if (rate.permit()) core::log_warn("a process of this host is refused: ", slot.status().message());
       send_packet(socket.get(), make_packet(PacketKind::kRefuse, options_.self, from));
       return;
     }

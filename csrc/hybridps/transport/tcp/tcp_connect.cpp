@@ -449,8 +449,8 @@ void TcpTransportImpl::greet(TcpLink& link) {
       link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
     return hang_up(TcpAnswer::kClosed);
   const core::TimePoint now = core::Clock::now();
-  // Holders of the token are no strangers. Other hosts of the user's authorities may be.
-  const bool may_be_stranger = !identity_ || identity_->is_of_user();
+  // Holders of the token are no strangers.
+  const bool may_be_stranger = !identity_ || identity_->may_meet_strangers();
   if (endpoint == nullptr && names_.count(greeting->from) == 0 && may_be_stranger && !has_room_for_stranger(now)) {
     ++counters_.turned_away;
     return hang_up(TcpAnswer::kUnnamed);

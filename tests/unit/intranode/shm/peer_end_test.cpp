@@ -177,7 +177,7 @@ TEST_CASE("intranode/shm: an engine without room refuses and slots are used agai
     two.peer = link(two, hub.id, hub.transport->address());
     REQUIRE(run_until({&one, &two, &hub}, [&] { return two.receiver.failures.size() == 1; }));
     CHECK(two.receiver.failures[0].second.code() == core::Code::kOutOfResources);
-    CHECK(two.receiver.failures[0].second.message().find("peers_max") != std::string_view::npos);
+    CHECK(two.receiver.failures[0].second.message().find("LOCAL_WORLD_SIZE") != std::string_view::npos);
     CHECK(hub.transport->connect(two.id, two.transport->address()).status().code() == core::Code::kOutOfResources);
 
     one.transport.reset();

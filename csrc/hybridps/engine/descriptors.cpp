@@ -12,7 +12,7 @@
 namespace hybridps::engine {
 namespace {
 
-constexpr std::uint64_t kSides = 2;
+constexpr std::uint64_t kSides = 2;        // both may dial; a moment later one of the two connections is left
 constexpr std::uint64_t kOfLocalPeer = 2;  // a socket, and the peer's eventfd
 
 }  // namespace

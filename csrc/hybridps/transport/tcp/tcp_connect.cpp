@@ -306,7 +306,7 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
   }
 }
 
-/// Moves the queue of `from`, which has not greeted, to the open connection `to`. Closes `from`.
+/// Moves the queue of `from`, which the peer has not answered, to the open connection `to`. Closes `from`.
 void TcpTransportImpl::take_over(TcpLink& to, TcpLink& from) {
   to.queue.insert(to.queue.end(), from.queue.begin(), from.queue.end());
   from.queue.clear();
@@ -448,6 +448,13 @@ void TcpTransportImpl::greet(TcpLink& link) {
   if (!greeting->is_new || !greeting->is_mine || (endpoint != nullptr && !endpoint->is_open()) ||
       link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
     return hang_up(TcpAnswer::kClosed);
+  // Both dial: the session of the lower id stays. The other side comes to know so by this answer, or by our greeting.
+  TcpLink* const own = endpoint != nullptr ? endpoint->out_ : nullptr;
+  const bool both_dial = own != nullptr && own->is_mine;
+  if (both_dial && own->session.side().attempt > 0 && address_.id < greeting->from) {
+    say(link, {TcpAnswer::kCrossed, {}});
+    return close(link, core::Status(core::Code::kClosed, "both sides have dialled"), /*reset=*/false);
+  }
   const core::TimePoint now = core::Clock::now();
   // Holders of the token are no strangers.
   const bool may_be_stranger = !identity_ || identity_->may_meet_strangers();
@@ -463,11 +470,8 @@ void TcpTransportImpl::greet(TcpLink& link) {
   go_on(link);
   if (endpoint == nullptr) return;
   adopt(link, *endpoint);
-  // The peer does not know our own session yet: no greeting has left. One session is enough.
-  TcpLink* const out = endpoint->out_;
-  if (out != nullptr && out->session.side().attempt == 0 && out->is_mine &&
-      (out->state == TcpLink::LinkState::kWaiting || out->state == TcpLink::LinkState::kConnecting))
-    take_over(link, *out);
+  // The peer has not taken our own session, and does not: no greeting has left, or the peer's id is the lower one.
+  if (both_dial && !own->was_open) take_over(link, *own);
 }
 
 bool TcpTransportImpl::has_room_for_stranger(core::TimePoint now) {

@@ -7,8 +7,7 @@
 //              kWaiting <─────────┴────────────────────────┘                      kClosed
 //   accepted:  kGreeting ─────────────────────────────> kOpen, or its connection goes to the session that it is for
 //
-// If two sides dial each other at once, there are two sessions. Each side sends on the session that it began. Both
-// sides read both.
+// If two sides dial each other at once, the session of the lower id stays. The other side moves its messages there.
 #pragma once
 
 #include <array>

@@ -87,7 +87,7 @@ enum class TcpAnswer : std::uint8_t {
   kBusy,     // no descriptors or memory for the connection now: come again
   kClosed,   // the accepting side's endpoint to the greeting side has failed or was closed, or it has no such session
   kNotHere,  // another process has the address now
-  kCrossed,  // the accepting side dials, too, and its attempt goes first
+  kCrossed,  // the accepting side dials, too, and its session or attempt goes first
   kSmaller,  // full packets do not arrive: come again with small ones
   kUnnamed,  // too many that nobody has named are here already: come again
   kDamaged   // bytes of the dialling side were changed on the way: it gets no further connection

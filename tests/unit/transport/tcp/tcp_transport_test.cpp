@@ -13,6 +13,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -146,9 +147,10 @@ TEST_CASE(
     "transport/tcp: bytes that are no message break the connection and the endpoint, with the address in the text",
     "[transport][fast]") {
   auto pair = make_tcp_pair();
-  pair->connect();
+  contract::Pair::connect_one(pair->a, pair->b);
   REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
   REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  contract::Pair::connect_one(pair->b, pair->a);  // over the connection that stands
   const Stranger forger(pair->b);
   forger.greet(address_of(pair->a).id);
   std::array<std::byte, kFrameBytes> frame{};
@@ -346,6 +348,44 @@ TEST_CASE("transport/tcp: two who connect to each other at once both send", "[tr
   CHECK(pair->a.receiver.failures.size() == 1);
 }
 
+TEST_CASE("transport/tcp: two who dial each other at any moments come to one connection, and lose nothing",
+          "[transport][tls][fast]") {
+  std::mt19937_64 random(5);
+  int crossed = 0;
+  for (int round = 0; round < 200; ++round) {
+    auto pair = make_tcp_pair(round % 4 == 0 ? tls_options() : test_options());
+    std::array<contract::Side*, 2> sides{&pair->a, &pair->b};
+    std::array<std::uint64_t, 2> sent{};
+    for (int step = 0; step < 40; ++step) {
+      const std::size_t at = random() % 2;
+      contract::Side& side = *sides[at];
+      if (side.peer == nullptr && random() % 4 == 0) contract::Pair::connect_one(side, *sides[1 - at]);
+      if (side.peer != nullptr && random() % 2 == 0) {
+        REQUIRE(side.peer->send(numbered(sent[at]), side.filled(3000, sent[at]), 3000, {}).is_ok());
+        ++sent[at];
+      }
+      for (std::uint64_t i = random() % 4; i > 0; --i) side.progress();
+    }
+    for (std::size_t at = 0; at < 2; ++at)
+      if (sides[at]->peer == nullptr) contract::Pair::connect_one(*sides[at], *sides[1 - at]);
+    for (std::size_t at = 0; at < 2; ++at) {
+      REQUIRE(sides[at]->peer->send(numbered(sent[at]), {}, 0, {}).is_ok());
+      ++sent[at];
+    }
+    INFO("round " << round);
+    REQUIRE(pair->run_until(
+        [&] { return pair->a.receiver.messages.size() == sent[1] && pair->b.receiver.messages.size() == sent[0]; }));
+    for (std::size_t at = 0; at < 2; ++at)
+      for (std::uint64_t i = 0; i < sent[1 - at]; ++i) CHECK(number_of(sides[at]->receiver.messages[i].header) == i);
+    REQUIRE(pair->run_until(
+        [&] { return pair->a.transport->paths().size() == 1 && pair->b.transport->paths().size() == 1; }));
+    CHECK((pair->a.receiver.failures.empty() && pair->b.receiver.failures.empty()));
+    crossed += tcp(pair->a).counters().redials + tcp(pair->b).counters().redials > 0 ? 1 : 0;
+    pair->release_all();
+  }
+  CHECK(crossed > 0);  // one was told that the other's dial counts
+}
+
 TEST_CASE("transport/tcp: nobody at the address", "[transport][fast]") {
   auto pair = make_tcp_pair();
   const test::HeldPort nobody;
@@ -387,9 +427,10 @@ TEST_CASE("transport/tcp: what was said before the end is heard before the end i
 TEST_CASE("transport/tcp: the end of one of two connections does not cut off what comes on the other",
           "[transport][fast]") {
   auto pair = make_tcp_pair();
-  pair->connect();
+  contract::Pair::connect_one(pair->a, pair->b);
   REQUIRE(pair->a.peer->send(numbered(0), {}, 0, {}).is_ok());
   REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+  contract::Pair::connect_one(pair->b, pair->a);  // over the connection that stands
   pair->release_all();
   contract::Side::Done done;
   {

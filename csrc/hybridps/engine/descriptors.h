@@ -26,8 +26,8 @@ struct DescriptorUse {
   std::uint64_t ways = 1;                   // data connections between two ranks
 };
 
-/// Counts two connections for each pair and use: both sides may connect at the same time and then keep both
-/// connections. This holds for control and for data.
+/// Counts two connections for each pair and use: both sides may connect at the same time, and keep both for a moment.
+/// This holds for control and for data.
 std::uint64_t descriptors_needed(const DescriptorUse& use) noexcept;
 
 /// The number of data connections between two ranks; 0 over RDMA. `cards`: the most data cards that a member has.

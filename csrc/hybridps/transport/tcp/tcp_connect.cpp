@@ -42,6 +42,8 @@ constexpr core::Duration kClosedFor = core::from_seconds(2);
 constexpr core::Duration kRefusedFor = core::from_seconds(1.5);
 /// The same for a peer that has dialled us before: as a rule its process has ended. If not, it dials again at once.
 constexpr core::Duration kRefusedAfterFor = core::from_seconds(0.25);
+/// The peer dials, too, and its greeting comes first as a rule.
+constexpr core::Duration kCrossedAfter = core::from_seconds(0.5);
 /// A process that is slow to learn its group has peers that no introduce() and no connect() has named. If there are too
 /// many, one goes that has sent nothing for so long: the engine keeps early messages for this time, too.
 constexpr core::Duration kUnnamedFor = core::from_seconds(30 * 60);
@@ -292,7 +294,14 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
     link.needs_small_packets = true;
     dial_later(link, core::Duration::zero(), /*lacks=*/false);
   } else if (answer == TcpAnswer::kCrossed) {
-    dial_later(link, kAgainAfter, /*lacks=*/false);
+    // The peer is alive, and its own attempt is on the way. If not, this side dials again, with its patience anew.
+    const bool lacked = link.lacks;
+    if (!link.was_open) {
+      link.losses = 0;
+      link.dialled_first = core::Clock::now();
+    }
+    dial_later(link, link.was_open ? kAgainAfter : kCrossedAfter, /*lacks=*/false);
+    link.lacks = lacked;
   } else if (answer == TcpAnswer::kDamaged) {
     on_broken(link, "to " + link.to + " (" + name_ + ") bytes were " + std::string(kChangedOnTheWay) +
                         " there; the log of that host says more");
@@ -445,12 +454,15 @@ void TcpTransportImpl::greet(TcpLink& link) {
   if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
   TcpEndpoint* endpoint = nullptr;
   if (const auto found = by_id_.find(greeting->from); found != by_id_.end()) endpoint = found->second;
-  if (!greeting->is_new || !greeting->is_mine || (endpoint != nullptr && !endpoint->is_open()) ||
+  // An endpoint that was closed before it had a connection may still have messages to deliver.
+  TcpLink* const own = endpoint != nullptr ? endpoint->out_ : nullptr;
+  const bool both_dial = own != nullptr && own->is_mine;
+  const bool has_last_words =
+      both_dial && !own->was_open && !own->queue.empty() && endpoint->state_ == TcpEndpoint::EndpointState::kDraining;
+  if (!greeting->is_new || !greeting->is_mine || (endpoint != nullptr && !endpoint->is_open() && !has_last_words) ||
       link.session.on_greeting(greeting->side, false, false) != TcpSession::Fit::kGoesOn)
     return hang_up(TcpAnswer::kClosed);
   // Both dial: the session of the lower id stays. The other side comes to know so by this answer, or by our greeting.
-  TcpLink* const own = endpoint != nullptr ? endpoint->out_ : nullptr;
-  const bool both_dial = own != nullptr && own->is_mine;
   if (both_dial && own->session.side().attempt > 0 && address_.id < greeting->from) {
     say(link, {TcpAnswer::kCrossed, {}});
     return close(link, core::Status(core::Code::kClosed, "both sides have dialled"), /*reset=*/false);

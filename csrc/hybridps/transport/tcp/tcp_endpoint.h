@@ -3,7 +3,9 @@
 //   kOpen ──close(kClosed)──> kDraining ──all has left──> kFlushing ──the peer's kernel has it, or late──┐
 //     │                                                                                                  v
 //     ├──its session ended, close(any other code)──> kDoomed ──next progress()──────────────────────> kGone
-//     └──one of its two sessions ended──> kEnding ──the other has, too, or late──────────────────────> kGone
+//     └──one of several sessions ended──> kEnding ──the others have, too, or late────────────────────> kGone
+//
+// Honest peers come to one session. A second one is the peer's mistake, and must not cut off what the first one brings.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ constexpr int kCutsMax = 20;
 /// Memory for payloads goes back after so long without use, twice as long at most.
 constexpr core::Duration kTrimEvery = core::from_seconds(60);
 constexpr core::Duration kLookAtRecordsEvery = core::from_seconds(1);
-/// After one of two sessions with a peer has ended, the other may still deliver for this long.
+/// After one of several sessions with a peer has ended, another may still deliver for this long.
 constexpr core::Duration kEndWithin = core::from_seconds(0.25);
 /// What has come is told so long after it at the latest.
 constexpr core::Duration kTellAfter = core::from_seconds(0.04);

@@ -73,7 +73,7 @@ struct TcpCounters {
   std::uint64_t refused = 0;               // connections that were closed at the greeting
   std::uint64_t malformed = 0;             // connections that were closed for invalid bytes
   std::uint64_t damaged = 0;               // frames and messages with a wrong checksum
-  std::uint64_t redials = 0;               // retries after a loss, or for lack of descriptors
+  std::uint64_t redials = 0;               // retries after a loss, for lack of descriptors, or as both sides dialled
   std::uint64_t turned_away = 0;           // connections that were told to come again: no descriptors here
   std::uint64_t receive_bytes = 0;         // memory for received payloads, now
   std::uint64_t receive_slots_in_use = 0;  // now

@@ -376,7 +376,11 @@ TEST_CASE("transport/tcp: two who dial each other at any moments come to one con
     REQUIRE(pair->run_until(
         [&] { return pair->a.receiver.messages.size() == sent[1] && pair->b.receiver.messages.size() == sent[0]; }));
     for (std::size_t at = 0; at < 2; ++at)
-      for (std::uint64_t i = 0; i < sent[1 - at]; ++i) CHECK(number_of(sides[at]->receiver.messages[i].header) == i);
+      for (std::uint64_t i = 0; i < sent[1 - at]; ++i) {
+        const auto& message = sides[at]->receiver.messages[i];
+        CHECK(number_of(message.header) == i);
+        if (i + 1 < sent[1 - at]) CHECK(matches(message.payload.data(), 3000, i));
+      }
     REQUIRE(pair->run_until(
         [&] { return pair->a.transport->paths().size() == 1 && pair->b.transport->paths().size() == 1; }));
     CHECK((pair->a.receiver.failures.empty() && pair->b.receiver.failures.empty()));
@@ -384,6 +388,27 @@ TEST_CASE("transport/tcp: two who dial each other at any moments come to one con
     pair->release_all();
   }
   CHECK(crossed > 0);  // one was told that the other's dial counts
+}
+
+TEST_CASE("transport/tcp: who dials, speaks and closes while the other dials is heard", "[transport][tls][fast]") {
+  // Of each pair, once the side whose dial counts, once the other: ids are random.
+  std::array<int, 2> heard{};
+  for (int round = 0; round < 40; ++round) {
+    auto pair = make_tcp_pair(round % 4 == 0 ? tls_options() : test_options());
+    pair->connect();
+    pair->a.progress();  // both have greeted, and neither has read a greeting
+    pair->b.progress();
+    contract::Side::Done done;
+    REQUIRE(pair->a.peer->send(numbered(7), pair->a.filled(3000, 7), 3000, pair->a.record(done)).is_ok());
+    pair->a.peer->close(core::Status(core::Code::kClosed, "goodbye"));
+    INFO("round " << round);
+    REQUIRE(pair->run_until([&] { return done.count == 1; }));
+    CHECK(done.last.is_ok());
+    REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
+    ++heard[address_of(pair->a).id < address_of(pair->b).id ? 0 : 1];
+    pair->release_all();
+  }
+  CHECK((heard[0] > 0 && heard[1] > 0));
 }
 
 TEST_CASE("transport/tcp: nobody at the address", "[transport][fast]") {

@@ -202,8 +202,8 @@ std::map<std::string, std::uint64_t> SimulatedDevice::sites() const {
 
 int SimulatedDevice::new_stream() {
   auto made = fake_.make_stream();
+  const std::lock_guard lock(mutex_);  // two threads at once: a number is the stream's place
   const int number = order_.add_stream();
-  const std::lock_guard lock(mutex_);
   streams_.push_back(made.value());
   numbers_[made.value().native] = number;
   return number;

@@ -1,6 +1,7 @@
 // tests/support/captured_stderr.h: what is written to stderr while one lives; as much as a pipe holds.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <string>
@@ -13,7 +14,7 @@ namespace hybridps::test {
 class CapturedStderr {
  public:
   CapturedStderr() {
-    if (pipe(pipe_) != 0) FAIL("pipe");
+    if (pipe(pipe_) != 0 || fcntl(pipe_[1], F_SETFL, O_NONBLOCK) != 0) FAIL("pipe");
     saved_ = dup(STDERR_FILENO);
     dup2(pipe_[1], STDERR_FILENO);
     close(pipe_[1]);

@@ -72,8 +72,11 @@ UnopenedGroups::Messages UnopenedGroups::expire(core::TimePoint now) {
 }
 
 UnopenedGroups::Messages UnopenedGroups::drop(AllKept::iterator group, std::string why) {
-  core::log_warn("dropped ", group->second.messages.size(), " messages of group ", core::to_string(group->first),
-                 ", which is not open here: ", why, ". The group fails if it opens later");
+  static core::LogRate rate(core::from_seconds(10));
+  if (const auto others = rate.permit())
+    core::log_warn("dropped ", group->second.messages.size(), " messages of group ", core::to_string(group->first),
+                   ", which is not open here: ", why, ". The group fails if it opens later",
+                   *others > 0 ? ". The same of " + std::to_string(*others) + " groups before it" : std::string());
   count_out(group->second);
   Messages messages = std::move(group->second.messages);
   if (dropped_.emplace(group->first, std::move(why)).second) dropped_order_.push_back(group->first);

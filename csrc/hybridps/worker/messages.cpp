@@ -45,8 +45,10 @@ void Worker::handle(GroupState& group, const wire::Message& message, flow::Deliv
     return;
   }
   if (from.sender_rank >= group.info.members.size() || group.info.members.engine(from.sender_rank) != from.source) {
-    core::log_warn("dropped a message: its sender says that it is rank ", from.sender_rank, " of group \"",
-                   group.info.name, "\", but it is another process");
+    static core::LogRate rate(core::from_seconds(10));
+    if (rate.permit())
+      core::log_warn("dropped a message: its sender says that it is rank ", from.sender_rank, " of group \"",
+                     group.info.name, "\", but it is another process");
     return;
   }
   const bool works = group.status.is_ok();

@@ -258,14 +258,23 @@ class Play {
     if (feed_.below(2) == 0) progress(2);
   }
 
-  void add(core::Descriptor socket, tls::TlsChannel::Side side) {
+  static tls::Mac knock_key_of(const TcpId& id) {
+    return tls::knock_key({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
+  }
+  void add(core::Descriptor socket, bool dials) {
     Line line;
     line.socket = std::move(socket);
     if (has_tls() && feed_.below(8) != 0) {
-      auto made = tls::TlsChannel::create(feed_.below(8) == 0 ? jobs_.other.identity : jobs_.own.identity, side,
-                                          line.socket.get());
-      require(made.is_ok());
-      line.channel = std::move(made).value();
+      const auto& identity = feed_.below(8) == 0 ? jobs_.other.identity : jobs_.own.identity;
+      if (dials) {
+        auto made = tls::TlsChannel::dial(identity, line.socket.get(),
+                                          knock_key_of(feed_.below(8) == 0 ? ours_.id : there_.id));
+        require(made.is_ok());
+        line.channel = std::move(made).value();
+      } else {
+        if (!guard_) guard_.emplace(std::vector{knock_key_of(ours_.id)});
+        line.channel = tls::TlsChannel::accept(identity, line.socket.get(), *guard_);
+      }
     }
     if (lines_.size() == kLinesMax) lines_.erase(lines_.begin());
     lines_.push_back(std::move(line));
@@ -273,7 +282,7 @@ class Play {
   void dial() {
     core::Descriptor socket = make_socket();
     if (::connect(socket.get(), there_.socket.get(), there_.socket.bytes) != 0 && errno != EINPROGRESS) return;
-    add(std::move(socket), tls::TlsChannel::Side::kDials);
+    add(std::move(socket), /*dials=*/true);
     if (feed_.below(8) != 0) greet();
   }
   void accept() {
@@ -283,7 +292,7 @@ class Play {
       socket = core::Descriptor(lock, ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     }
     if (!socket) return;
-    add(std::move(socket), tls::TlsChannel::Side::kAccepts);
+    add(std::move(socket), /*dials=*/false);
     progress(2);
     hear();
     if (feed_.below(8) != 0) answer();
@@ -443,6 +452,7 @@ class Play {
   core::Descriptor listener_;
   std::optional<Side> victim_;
   std::optional<Side> honest_;
+  std::optional<tls::KnockGuard> guard_;  // of the hostile process
   std::vector<Line> lines_;
 };
 

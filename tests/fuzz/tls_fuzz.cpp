@@ -59,8 +59,11 @@ std::byte byte_at(std::size_t place, bool dials) { return static_cast<std::byte>
 
 struct End {
   End(std::shared_ptr<const tls::Identity> identity, bool is_dialler) : dials(is_dialler) {
-    auto made = TlsChannel::create(std::move(identity), dials ? TlsChannel::Side::kDials : TlsChannel::Side::kAccepts,
-                                   sockets.of_end.get());
+    if (!dials) {
+      channel = TlsChannel::accept(std::move(identity), sockets.of_end.get(), guard);
+      return;
+    }
+    auto made = TlsChannel::dial(std::move(identity), sockets.of_end.get(), tls::knock_key({}));
     require(made.is_ok());
     channel = std::move(made).value();
   }
@@ -97,6 +100,7 @@ struct End {
   }
 
   SocketPair sockets;
+  tls::KnockGuard guard{{tls::knock_key({})}};
   std::unique_ptr<TlsChannel> channel;
   bool dials;
   std::size_t sent = 0;

@@ -77,12 +77,15 @@ Status wait_for(int fd, short events, const core::Deadline& deadline, const std:
   }
 }
 
+/// In TLS. Without a token everybody can knock.
+tls::Mac knock_key_of(const std::string& token) { return tls::knock_key(tls::bytes_of(token)); }
+
 /// A connection, and the channel over it if the conversation goes in TLS. The calls are as send() and recv().
 struct Line : core::Pinned {
   explicit Line(int fd) : socket(fd) {}
-  Status encrypt(const std::shared_ptr<const tls::Identity>& identity, tls::TlsChannel::Side side) {
-    if (!identity) return Status::ok();
-    auto made = tls::TlsChannel::create(identity, side, socket.fd);
+  /// Of the side that dials.
+  Status encrypt(const std::shared_ptr<const tls::Identity>& identity, const std::string& token) {
+    auto made = tls::TlsChannel::dial(identity, socket.fd, knock_key_of(token));
     if (made.is_ok()) channel = std::move(made).value();
     return made.status();
   }
@@ -289,7 +292,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
       if (!made.is_ok()) return made.status();
       identity = std::move(made).value();
     }
-    if (Status status = line.encrypt(identity, tls::TlsChannel::Side::kDials); !status.is_ok()) return status;
+    if (Status status = line.encrypt(identity, token); !status.is_ok()) return status;
   }
   const core::Result<Bytes> mine = hello();
   if (!mine.is_ok()) return mine.status();
@@ -378,6 +381,9 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
     auto identity = admission->secret_.authority->make_identity();
     if (!identity.is_ok()) return identity.status();
     admission->identity_ = std::move(identity).value();
+    std::vector<tls::Mac> keys;
+    for (const std::string& token : admission->tokens_) keys.push_back(knock_key_of(token));
+    admission->guard_.emplace(std::move(keys));
   }
   std::string why = "no address";
   for (const addrinfo* at = addresses.first; at != nullptr && admission->listen_fd_ < 0; at = at->ai_next) {
@@ -466,8 +472,10 @@ void AdmissionServer::run() {
       stats_.accepted.fetch_add(1, std::memory_order_relaxed);
       if (guests.size() >= kGuestsMax) {
         // Strangers go first, so that they cannot push out a guest that has proven its token.
+        const auto first = [&](auto&& is_meant) { return std::find_if(guests.begin(), guests.end(), is_meant); };
         auto victim =
-            std::find_if(guests.begin(), guests.end(), [](const Guest& guest) { return !guest.visit.is_proven(); });
+            first([](const Guest& guest) { return guest.line.channel && !guest.line.channel->has_knocked(); });
+        if (victim == guests.end()) victim = first([](const Guest& guest) { return !guest.visit.is_proven(); });
         if (victim == guests.end()) victim = guests.begin();
         stats_.refused.fetch_add(1, std::memory_order_relaxed);
         leave(*victim);
@@ -476,7 +484,12 @@ void AdmissionServer::run() {
       guests.emplace_back(fd, tokens_, handler_, body_bytes_max_);
       guests.back().from = from;
       guests.back().from_bytes = from_bytes;
-      if (!guests.back().line.encrypt(identity_, tls::TlsChannel::Side::kAccepts).is_ok()) guests.pop_back();
+      if (!identity_) continue;
+      Line& line = guests.back().line;
+      line.channel = tls::TlsChannel::accept(identity_, fd, *guard_);
+      if (line.channel->hear_knock() || errno == EAGAIN || errno == EWOULDBLOCK) continue;
+      refuse(guests.back());
+      guests.pop_back();
     }
   }
 }

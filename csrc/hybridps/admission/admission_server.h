@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "hybridps/core/status.h"
 #include "hybridps/admission/messages.h"
 #include "hybridps/tls/authority.h"
+#include "hybridps/tls/knock.h"
 
 namespace hybridps::admission {
 
@@ -103,6 +105,7 @@ class AdmissionServer : core::Pinned {
   const Secret secret_;
   const std::vector<std::string> tokens_;
   std::shared_ptr<const tls::Identity> identity_;  // null: in clear
+  std::optional<tls::KnockGuard> guard_;           // in TLS; of the server's thread
   const Handler handler_;
   const std::size_t body_bytes_max_;
   std::size_t large_bodies_ = 0;  // guests whose large body is being read

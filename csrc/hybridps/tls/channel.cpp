@@ -43,6 +43,9 @@ bool is_refusal(unsigned long error) {
   }
 }
 
+/// The answer to a knock for another listener, in clear, before the connection is closed.
+constexpr unsigned char kNotHere = 'N';
+
 /// Of records of TLS 1.3: alert, handshake, data; and one that older versions had (RFC 8446, 5.1).
 bool is_record_type(unsigned char byte) { return byte >= 20 && byte <= 23; }
 
@@ -69,6 +72,7 @@ struct TlsChannel::Ssl {
       unsigned char first = 0;
       if (::recv(channel.socket_, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && !is_record_type(first)) {
         channel.is_clear_ = true;
+        channel.is_elsewhere_ = first == kNotHere;
         return -1;
       }
     }
@@ -111,27 +115,82 @@ TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket)
 
 TlsChannel::~TlsChannel() = default;
 
-core::Result<std::unique_ptr<TlsChannel>> TlsChannel::create(std::shared_ptr<const Identity> identity, Side side,
-                                                             int socket) {
-  const Identity::IdentityState& state = identity->state();
+core::Result<std::unique_ptr<TlsChannel>> TlsChannel::dial(std::shared_ptr<const Identity> identity, int socket,
+                                                           const Mac& key) {
   std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket));
-  channel->ssl_ = std::make_unique<Ssl>(*channel, *state.ssl);
-  Ssl& ssl = *channel->ssl_;
+  if (core::Status status = channel->open_ssl(/*dials=*/true); !status.is_ok()) return status;
+  const KnockBytes knock = make_knock(key);
+  for (const std::uint8_t byte : knock) channel->sealed_.push_back(static_cast<std::byte>(byte));
+  return channel;
+}
+
+std::unique_ptr<TlsChannel> TlsChannel::accept(std::shared_ptr<const Identity> identity, int socket,
+                                               KnockGuard& guard) {
+  std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket));
+  channel->guard_ = &guard;
+  return channel;
+}
+
+core::Status TlsChannel::open_ssl(bool dials) {
+  const Identity::IdentityState& state = identity_->state();
+  ssl_ = std::make_unique<Ssl>(*this, *state.ssl);
+  Ssl& ssl = *ssl_;
   ssl.object = state.ssl->make(state.context);
   BIO* const bio = Ssl::method() != nullptr && ssl.object != nullptr ? BIO_new(Ssl::method()) : nullptr;
   if (bio == nullptr) return core::Status(core::Code::kInternal, "OpenSSL cannot make a connection: " + openssl_text());
   BIO_set_data(bio, &ssl);
   BIO_set_init(bio, 1);
   state.ssl->set_bio(ssl.object, bio, bio);
-  if (side == Side::kDials)
+  if (dials)
     state.ssl->set_connect_state(ssl.object);
   else
     state.ssl->set_accept_state(ssl.object);
-  return channel;
+  return core::Status::ok();
+}
+
+bool TlsChannel::hear_knock() {
+  if (guard_ == nullptr) return true;
+  const auto fail = [&](std::string why) {
+    why_ = std::move(why);
+    errno = EPROTO;
+    return false;
+  };
+  if (!why_.empty()) return fail(std::move(why_));
+  while (knock_have_ < knock_.size()) {
+    const ssize_t got = ::recv(socket_, knock_.data() + knock_have_, knock_.size() - knock_have_, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return false;
+    if (got == 0) {
+      has_ended_ = true;
+      errno = ECONNRESET;
+      return false;
+    }
+    knock_have_ += static_cast<std::size_t>(got);
+    if (!may_be_knock(std::span(knock_).first(knock_have_)))
+      return fail("the other side does not use TLS as hybridps does; set HYBRIDPS_SECURITY=tls there, too");
+  }
+  const KnockGuard::Heard heard = guard_->hear(knock_);
+  is_of_another_job_ = heard == KnockGuard::Heard::kOther;
+  if (is_of_another_job_) {
+    std::array<std::byte, 2048> unread;  // unread bytes would make the close send a reset, and the answer may be lost
+    (void)!::recv(socket_, unread.data(), unread.size(), MSG_DONTWAIT);
+    (void)!::send(socket_, &kNotHere, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return fail("the other side has another token, or looks for another process");
+  }
+  if (heard == KnockGuard::Heard::kNone) return fail("bytes were changed on the way");
+  if (heard == KnockGuard::Heard::kReplayed) return fail("somebody repeats what a member has said");
+  if (const core::Status status = open_ssl(/*dials=*/false); !status.is_ok())
+    return fail(std::string(status.message()));
+  guard_ = nullptr;
+  return true;
 }
 
 int TlsChannel::failed(int result) {
   const int why = ssl_->library.get_error(ssl_->object, result);
+  if (is_elsewhere_) {
+    why_ = "another process is there, or it has another token; is its HYBRIDPS_TOKEN the same?";
+    return EPROTO;
+  }
   if (is_clear_) {
     why_ = "the other side does not use TLS; set HYBRIDPS_SECURITY=tls there, too";
     return EPROTO;
@@ -169,6 +228,7 @@ bool TlsChannel::shake() {
     errno = EPROTO;
     return false;
   }
+  if (!hear_knock()) return false;
   ERR_clear_error();
   const int result = ssl_->library.do_handshake(ssl_->object);
   if (result != 1) {

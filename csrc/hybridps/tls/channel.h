@@ -4,10 +4,12 @@
 //          means "not now". The handshake runs inside these calls. The channel gives no byte before the peer has proven
 //          that it belongs to the job (authority.h). A record that was changed, left out, repeated or moved ends the
 //          channel with EPROTO.
+// Knock    The dialling side's first bytes show that it may begin a handshake (knock.h). For others the answering side
+//          does no cryptography, and has no object of OpenSSL.
 // Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
 //          record. Many records leave with one system call, and come with one.
-// Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing. OpenSSL keeps some 30
-//          KiB for such a peer, and up to 128 KiB if the peer announces a long message.
+// Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing but its knock. OpenSSL
+//          keeps some 30 KiB for such a peer, and up to 128 KiB if the peer announces a long message.
 // End      No record of TLS (close_notify) marks the end of a connection. A stream of hybridps has its own farewell
 //          (transport/tcp). Any other end counts as a broken connection.
 // Owner    the caller owns the socket, and keeps it open as long as the channel lives.
@@ -30,20 +32,22 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/tls/authority.h"
+#include "hybridps/tls/knock.h"
 
 namespace hybridps::tls {
 
 class TlsChannel : core::Pinned {
  public:
-  enum class Side { kDials, kAccepts };
   static constexpr std::size_t kSealedBytesMax = std::size_t{128} << 10;
   /// What may be sent before the handshake has ended. It leaves with the handshake's end.
   static constexpr std::size_t kEarlyBytesMax = 256;
   static constexpr std::size_t kStrangerBytesMax = std::size_t{16} << 10;
 
-  /// kInternal: OpenSSL refuses.
-  static core::Result<std::unique_ptr<TlsChannel>> create(std::shared_ptr<const Identity> identity, Side side,
-                                                          int socket);
+  /// The side that dials. `key`: of the listener's knocks. kInternal: OpenSSL refuses.
+  static core::Result<std::unique_ptr<TlsChannel>> dial(std::shared_ptr<const Identity> identity, int socket,
+                                                        const Mac& key);
+  /// The side that answers. `guard` is the listener's, and outlives the channel.
+  static std::unique_ptr<TlsChannel> accept(std::shared_ptr<const Identity> identity, int socket, KnockGuard& guard);
   ~TlsChannel();
 
   /// How many bytes it has taken. -1: errno says why; EAGAIN: the socket is full. Without parts: sends what waits here.
@@ -53,8 +57,15 @@ class TlsChannel : core::Pinned {
 
   /// Encrypted bytes wait for the socket.
   bool has_unsent() const noexcept { return begin_ < sealed_.size(); }
-  /// The first byte that came is of no TLS. It stays in the socket, with what follows it; receive() gives EPROTO.
+  /// Of the side that dials: the first byte that came is of no TLS. It stays in the socket, with what follows it;
+  /// receive() gives EPROTO.
   bool is_clear() const noexcept { return is_clear_; }
+  /// Of the side that dials: the process there is not the one that it knocked for.
+  bool is_elsewhere() const noexcept { return is_elsewhere_; }
+  /// The other side may begin a handshake. receive() finds out; hear_knock() does nothing else.
+  bool has_knocked() const noexcept { return guard_ == nullptr; }
+  /// False: errno says why not yet.
+  bool hear_knock();
   /// Bytes of the peer's handshake have come.
   bool has_begun() const noexcept { return came_ > 0; }
   /// The handshake has ended, and the peer belongs to the job.
@@ -63,7 +74,8 @@ class TlsChannel : core::Pinned {
   const PeerId& peer() const noexcept { return peer_; }
   /// Only of an open channel: whether the peer's certificate is for this host (authority.h). True with a token's.
   bool is_with(const std::string& host) const;
-  /// The other side has shown no certificate of this job, or has refused ours: it has another token or authority.
+  /// The other side has shown no certificate of this job, has refused ours, or has knocked for another listener: it has
+  /// another token or authority, or dials a process that had this address before.
   bool is_of_another_job() const noexcept { return is_of_another_job_; }
   /// A part of a record has come, and nothing more for kRecordWithin. Its length was changed on the way, or the path
   /// has stopped.
@@ -81,6 +93,8 @@ class TlsChannel : core::Pinned {
   friend struct Ssl;
   TlsChannel(std::shared_ptr<const Identity> identity, int socket);
 
+  /// OpenSSL's object, which the handshake needs.
+  core::Status open_ssl(bool dials);
   /// True: the channel is open. Else errno says why not yet.
   bool shake();
   /// What OpenSSL's last answer means, as errno.
@@ -93,9 +107,13 @@ class TlsChannel : core::Pinned {
   const std::shared_ptr<const Identity> identity_;
   const int socket_;
   std::unique_ptr<Ssl> ssl_;
+  KnockGuard* guard_ = nullptr;  // null: the other side has knocked, or this side dials
+  KnockBytes knock_{};
+  std::size_t knock_have_ = 0;
   bool is_open_ = false;
   bool has_ended_ = false;  // the other side has closed the connection
   bool is_clear_ = false;
+  bool is_elsewhere_ = false;
   bool is_drained_ = false;  // the last read found the socket empty
   bool is_of_another_job_ = false;
   bool has_given_ = false;  // a byte of the other side; the side that dials is open before it hears that it is refused

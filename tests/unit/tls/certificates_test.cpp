@@ -156,8 +156,8 @@ struct Line {
     const core::ForkLock lock;
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) == 0);
     for (std::size_t i = 0; i < 2; ++i) sockets[i] = core::Descriptor(lock, pair[i]);
-    ends[0] = TlsChannel::create(std::move(a), TlsChannel::Side::kDials, sockets[0].get()).value();
-    ends[1] = TlsChannel::create(std::move(b), TlsChannel::Side::kAccepts, sockets[1].get()).value();
+    ends[0] = TlsChannel::dial(std::move(a), sockets[0].get(), knock_key({})).value();
+    ends[1] = TlsChannel::accept(std::move(b), sockets[1].get(), guard);
   }
   /// What comes at one end, after both have moved as far as they can.
   std::string talk(std::size_t from, std::string text) {
@@ -174,6 +174,7 @@ struct Line {
     return got;
   }
   std::array<core::Descriptor, 2> sockets;
+  KnockGuard guard{{knock_key({})}};
   std::array<std::unique_ptr<TlsChannel>, 2> ends;
 };
 

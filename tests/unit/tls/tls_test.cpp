@@ -46,9 +46,10 @@ struct Wire {
       (void)::setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
       far[i] = core::Descriptor(lock, pair[1]);
     }
-    ends[0] = TlsChannel::create(std::move(a), TlsChannel::Side::kDials, own[0].get()).value();
-    ends[1] = TlsChannel::create(std::move(b), TlsChannel::Side::kAccepts, own[1].get()).value();
+    ends[0] = TlsChannel::dial(std::move(a), own[0].get(), key_of("the secret of the listener")).value();
+    ends[1] = TlsChannel::accept(std::move(b), own[1].get(), guard);
   }
+  static Mac key_of(const std::string& secret) { return knock_key(bytes_of(secret)); }
   /// Takes what `from` has sent.
   std::vector<std::byte> take(std::size_t from) const {
     std::vector<std::byte> bytes(1 << 20);
@@ -95,6 +96,7 @@ struct Wire {
   std::array<core::Descriptor, 2> own;
   std::array<core::Descriptor, 2> far;
   std::array<std::vector<std::byte>, 2> held;  // for an end whose socket is full
+  KnockGuard guard{{key_of("another secret"), key_of("the secret of the listener")}};
   std::array<std::unique_ptr<TlsChannel>, 2> ends;
   mutable std::vector<std::byte> seen;  // all that went over the wire
   ssize_t last = 0;
@@ -201,6 +203,73 @@ TEST_CASE("tls: a process with another token, or with none, gets no byte and giv
   clear.give(1, std::vector<std::byte>(200, std::byte{'x'}));
   CHECK(clear.read(1).empty());
   CHECK((clear.last == -1 && clear.error == EPROTO));
+}
+
+TEST_CASE("tls: a handshake begins only with a process that has knocked, once", "[tls][fast]") {
+  const auto a = identity(authority());
+  // One who dials, and what it has said first.
+  Wire wire(a, a);
+  (void)wire.read(0, 0);
+  const std::vector<std::byte> said = wire.take(0);
+  REQUIRE(said.size() > kKnockBytes + 100);
+  const auto hears = [&](TlsChannel& channel, Wire& at, std::vector<std::byte> bytes) {
+    at.give(1, bytes);
+    const bool was_taken = channel.hear_knock();
+    at.error = errno;
+    return was_taken;
+  };
+  SECTION("it is a member") {
+    for (std::size_t i = 0; i + 1 < kKnockBytes; ++i) {
+      REQUIRE_FALSE(hears(*wire.ends[1], wire, {said[i]}));
+      REQUIRE(wire.error == EAGAIN);
+    }
+    CHECK(hears(*wire.ends[1], wire, {said.begin() + kKnockBytes - 1, said.end()}));
+    CHECK(wire.ends[1]->has_knocked());
+    (void)wire.read(1);
+    CHECK(wire.take(1).size() > 100);
+    SECTION("what it has said is repeated by another") {
+      const auto again = TlsChannel::accept(a, wire.own[1].get(), wire.guard);
+      CHECK_FALSE(hears(*again, wire, said));
+      CHECK(wire.error == EPROTO);
+      CHECK(again->why().find("repeats") != std::string::npos);
+      CHECK_FALSE(again->is_of_another_job());
+      CHECK(wire.take(1).empty());
+    }
+  }
+  SECTION("a handshake without a knock, or noise, gets no answer") {
+    const std::vector<std::byte> hello(said.begin() + kKnockBytes, said.end());
+    const bool is_noise = GENERATE(true, false);
+    CHECK_FALSE(hears(*wire.ends[1], wire, is_noise ? std::vector<std::byte>{std::byte{'H'}, std::byte{'x'}} : hello));
+    CHECK(wire.error == EPROTO);
+    CHECK_FALSE(wire.ends[1]->is_of_another_job());
+    CHECK(wire.ends[1]->why().find("HYBRIDPS_SECURITY") != std::string::npos);
+    CHECK(wire.take(1).empty());
+  }
+  SECTION("bytes of it were changed on the way") {
+    for (std::size_t i = 0; i < kKnockBytes; ++i) {
+      Wire another(a, a);
+      std::vector<std::byte> changed = said;
+      changed[i] ^= std::byte{0x10};
+      CHECK_FALSE(hears(*another.ends[1], another, changed));
+      CHECK(another.error == EPROTO);
+      CHECK_FALSE(another.ends[1]->is_of_another_job());
+      CHECK(another.take(1).empty());
+    }
+  }
+  SECTION("it is for another listener") {
+    KnockGuard other({Wire::key_of("a third secret")});
+    const auto elsewhere = TlsChannel::accept(a, wire.own[1].get(), other);
+    CHECK_FALSE(hears(*elsewhere, wire, said));
+    CHECK(wire.error == EPROTO);
+    CHECK(elsewhere->is_of_another_job());
+    const std::vector<std::byte> answer = wire.take(1);
+    CHECK(answer.size() == 1);
+    wire.give(0, answer);
+    CHECK(wire.read(0).empty());
+    CHECK((wire.last == -1 && wire.error == EPROTO));
+    CHECK(wire.ends[0]->is_elsewhere());
+    CHECK(wire.ends[0]->why().find("HYBRIDPS_TOKEN") != std::string::npos);
+  }
 }
 
 TEST_CASE("tls: a process with two tokens talks to holders of either, and these not to each other", "[tls][fast]") {

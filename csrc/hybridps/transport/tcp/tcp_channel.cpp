@@ -7,13 +7,17 @@
 
 namespace hybridps::transport {
 
-core::Status TcpTransportImpl::begin_channel(TcpLink& link, tls::TlsChannel::Side side) {
+core::Status TcpTransportImpl::begin_channel(TcpLink& link) {
   link.channel.reset();
   if (!identity_) return core::Status::ok();
-  auto made = tls::TlsChannel::create(identity_, side, link.socket.get());
+  auto made = tls::TlsChannel::dial(identity_, link.socket.get(), knock_key_of(link.peer));
   if (!made.is_ok()) return made.status();
   link.channel = std::move(made).value();
   return core::Status::ok();
+}
+
+tls::Mac TcpTransportImpl::knock_key_of(const TcpId& id) {
+  return tls::knock_key({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
 }
 
 ssize_t TcpTransportImpl::put(TcpLink& link, const iovec* parts, std::size_t count) {
@@ -28,7 +32,8 @@ ssize_t TcpTransportImpl::put(TcpLink& link, const iovec* parts, std::size_t cou
 ssize_t TcpTransportImpl::take(TcpLink& link, const iovec* parts, std::size_t count) {
   if (!link.channel) return ::readv(link.socket.get(), parts, static_cast<int>(count));
   const ssize_t got = link.channel->receive(parts, count);
-  if (got < 0 && link.channel->is_clear() && link.state == TcpLink::LinkState::kGreeted)
+  if (got < 0 && link.channel->is_clear() && !link.channel->is_elsewhere() &&
+      link.state == TcpLink::LinkState::kGreeted)
     return ::recv(link.socket.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
   return got;
 }

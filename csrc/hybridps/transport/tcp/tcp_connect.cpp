@@ -251,7 +251,7 @@ std::size_t TcpTransportImpl::look_at_waiting(core::TimePoint now) {
 void TcpTransportImpl::say_hello(TcpLink& link) {
   TcpGreeting is{address_.id, link.peer, link.number, link.is_mine, !link.was_open, link.needs_small_packets, {}};
   is.side = link.session.begin_attempt();
-  if (const core::Status status = begin_channel(link, tls::TlsChannel::Side::kDials); !status.is_ok())
+  if (const core::Status status = begin_channel(link); !status.is_ok())
     return on_broken(link, std::string(status.message()));
   say(link, encode(is));
   link.state = TcpLink::LinkState::kGreeted;
@@ -383,6 +383,16 @@ void TcpTransportImpl::drop_greeting(TcpLink& link) {
   refuse(link, /*reset=*/false);
 }
 
+/// What most strangers say is told apart here, before they cost more. False: neither a greeting nor a knock.
+bool TcpTransportImpl::may_be_member(TcpLink& link) {
+  ssize_t got = -1;
+  std::array<std::byte, kGreetingBytes> bytes;
+  if (link.channel && link.channel->hear_knock()) return true;
+  if (!link.channel) got = ::recv(link.socket.get(), bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  return got > 0 && may_be_greeting(std::span(bytes).first(static_cast<std::size_t>(got)));
+}
+
 std::size_t TcpTransportImpl::accept_all() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = RLIM_INFINITY;
@@ -391,8 +401,9 @@ std::size_t TcpTransportImpl::accept_all() {
     return static_cast<rlim_t>(link.socket.get()) + kKeptBack >= limit.rlim_cur;
   };
   std::size_t accepted = 0;
+  std::unique_ptr<TcpLink> link;
   while (accepted < kAcceptsMax) {
-    auto link = std::make_unique<TcpLink>();
+    if (!link) link = std::make_unique<TcpLink>();
     SocketAddress from;
     from.bytes = sizeof from.name;
     int error = 0;
@@ -416,15 +427,23 @@ std::size_t TcpTransportImpl::accept_all() {
       return accepted;
     }
     ++accepted;
-    set_options(link->socket.get());
     link->state = TcpLink::LinkState::kGreeting;
     link->to = from.text();
     link->greeting_due = core::Deadline::after(options_.greeting_timeout);
-    if (!begin_channel(*link, tls::TlsChannel::Side::kAccepts).is_ok()) continue;
-    if (!watch(*link, /*write=*/false, /*added=*/false).is_ok()) continue;
+    if (identity_) link->channel = tls::TlsChannel::accept(identity_, link->socket.get(), *guard_);
+    if (!may_be_member(*link) || !watch(*link, /*write=*/false, /*added=*/false).is_ok()) {
+      ++counters_.refused;
+      link->channel.reset();
+      link->socket.reset();
+      continue;
+    }
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
-    if (greeting_.size() > greetings_max_) {
+    const auto is_stranger = [](const TcpLink* one) { return !one->channel || !one->channel->has_knocked(); };
+    const auto strangers = static_cast<std::size_t>(std::count_if(greeting_.begin(), greeting_.end(), is_stranger));
+    if (strangers > strangers_max_) {
+      drop_greeting(**std::find_if(greeting_.begin(), greeting_.end(), is_stranger));
+    } else if (greeting_.size() > greetings_max_) {
       // Whoever is in the middle of a handshake goes last: nobody could tell it to come again.
       const auto idle = std::find_if(greeting_.begin(), greeting_.end() - 1, [](const TcpLink* one) {
         return !one->channel || one->channel->is_open() || !one->channel->has_begun();
@@ -450,6 +469,7 @@ void TcpTransportImpl::greet(TcpLink& link) {
     refuse(link, /*reset=*/!is_ours);
   };
   if (!greeting) return hang_up(TcpAnswer::kNotHere);
+  set_options(link.socket.get());
   if (find_damage(greeting->from) != nullptr) return hang_up(TcpAnswer::kDamaged);
   if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
   TcpEndpoint* endpoint = nullptr;

@@ -276,6 +276,10 @@ std::size_t TcpTransportImpl::read_hello(TcpLink& link) {
   }
   ++counters_.receives;
   link.hello_have += static_cast<std::size_t>(got);
+  if (greets && !may_be_greeting(std::span(link.hello).first(link.hello_have))) {
+    refuse(link);
+    return 1;
+  }
   if (link.hello_have < wanted) return 1;
   link.hello_have = 0;
   if (greets)

@@ -31,6 +31,8 @@ namespace hybridps::transport {
 namespace {
 
 constexpr std::size_t kGreetingsMax = 1024;
+/// Connections that may be of anybody: without a greeting, and in TLS without a knock. A member's comes within 1 ms.
+constexpr std::size_t kStrangersMax = 64;
 constexpr int kBacklog = 4096;
 constexpr std::size_t kUnnamedMax = 256;
 /// A peer that has cut so many TLS handshakes in a row does so for another reason than its descriptors.
@@ -80,6 +82,7 @@ core::Status TcpTransportImpl::start() {
     identity_ = std::move(made).value();
     address_.id = identity_->id();
     address_.has_tls = true;
+    guard_.emplace(std::vector{knock_key_of(address_.id)});
   }
   address_.has_checksums = options_.checksums && !address_.has_tls;
   {
@@ -106,6 +109,7 @@ core::Status TcpTransportImpl::start() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
     greetings_max_ = std::clamp<std::size_t>(limit.rlim_cur / 4, 1, greetings_max_);
   if (options_.greetings_max > 0) greetings_max_ = options_.greetings_max;
+  strangers_max_ = std::min(greetings_max_, kStrangersMax);
   keep_spare();
   rx_pool_ = std::make_unique<RxPool>(~std::size_t{0});
   core::log_info(name_, " listens on ", address_.socket.text());
@@ -460,7 +464,9 @@ void TcpTransportImpl::break_off(TcpLink& link, const char* doing, int error) {
   // No later attempt helps: the process there has another token or authority, or this one has for it.
   const bool is_refused =
       is_new && !link.was_open && error == EPROTO && link.channel && link.channel->is_of_another_job();
-  if (is_refused)
+  if (link.channel && link.channel->is_elsewhere())
+    on_broken(link, std::string(kEndedWithoutClosing), /*ended=*/true);
+  else if (is_refused)
     on_broken(link, std::move(what));
   else if (is_cut || (is_new && is_lack(error)))
     dial_later(link, kAgainAfter, /*lacks=*/true);

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 
 #include "hybridps/core/fork.h"
 #include "hybridps/core/ids.h"
+#include "hybridps/tls/knock.h"
 #include "hybridps/transport/rx_pool.h"
 #include "hybridps/transport/tcp/tcp_endpoint.h"
 #include "hybridps/transport/tcp/tcp_link.h"
@@ -85,6 +87,7 @@ class TcpTransportImpl final : public TcpTransport {
   void hear_answer(TcpLink& link);
   void take_over(TcpLink& to, TcpLink& from);
   std::size_t accept_all();
+  static bool may_be_member(TcpLink& link);
   void drop_greeting(TcpLink& link);
   void stop_accepting();
   void accept_again();
@@ -101,7 +104,8 @@ class TcpTransportImpl final : public TcpTransport {
   void expire_greetings(core::TimePoint now);
 
   // Over the socket, or its channel: as sendmsg() and readv().
-  core::Status begin_channel(TcpLink& link, tls::TlsChannel::Side side);
+  core::Status begin_channel(TcpLink& link);
+  static tls::Mac knock_key_of(const TcpId& id);
   ssize_t put(TcpLink& link, const iovec* parts, std::size_t count);
   ssize_t take(TcpLink& link, const iovec* parts, std::size_t count);
   void say(TcpLink& link, std::span<const std::byte> bytes);
@@ -170,6 +174,7 @@ class TcpTransportImpl final : public TcpTransport {
   const std::uint64_t generation_ = core::fork_generation();
   TcpAddress address_;
   std::shared_ptr<const tls::Identity> identity_;  // null: without TLS
+  std::optional<tls::KnockGuard> guard_;           // with TLS; outlives the links
   core::Descriptor poller_;                        // epoll over the listener and all sockets, level-triggered
   core::Descriptor listener_;
   bool accepts_ = true;  // the listener is watched; false while there are no descriptors
@@ -177,6 +182,7 @@ class TcpTransportImpl final : public TcpTransport {
   core::TimePoint looks_at_records_{};
   core::Descriptor spare_;  // reserve, given up for a moment to turn connections away
   std::size_t greetings_max_ = 0;
+  std::size_t strangers_max_ = 0;
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> regions_;
 

@@ -175,6 +175,11 @@ bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes) {
   return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0 && has_right_sum(bytes);
 }
 
+bool may_be_greeting(std::span<const std::byte> bytes) {
+  if (bytes.size() >= kGreetingBytes) return is_greeting(bytes.first<kGreetingBytes>());
+  return std::memcmp(bytes.data(), kGreetingMark.data(), std::min(bytes.size(), kGreetingMark.size())) == 0;
+}
+
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
   if (!is_greeting(bytes)) return std::nullopt;
   TcpGreeting greeting;

@@ -78,6 +78,8 @@ inline constexpr std::size_t kGreetingBytes = 68;
 std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting);
 /// Whether `bytes` are a greeting, for any receiver, as it was sent.
 bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
+/// Whether `bytes`, at most kGreetingBytes, may be the beginning of a greeting.
+bool may_be_greeting(std::span<const std::byte> bytes);
 /// The greeting, if it is for `us`.
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);
 

@@ -1,4 +1,4 @@
-// What TCP adds to the endpoint contract: greetings, strangers, company in one system call, forked children.
+// What TCP adds to the endpoint contract: greetings, company in one system call, forked children.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -23,6 +23,7 @@
 #include "tests/support/clock.h"
 #include "tests/support/held_port.h"
 #include "tests/unit/transport/tcp/tcp_pair.h"
+#include "tests/unit/transport/tcp/tcp_stranger.h"
 
 namespace hybridps::transport {
 namespace {
@@ -31,117 +32,6 @@ using contract::kLargeBytes;
 using contract::matches;
 using contract::number_of;
 using contract::numbered;
-
-TcpAddress address_of(const contract::Side& side) {
-  const auto address = decode_tcp_address(side.transport->address());
-  REQUIRE(address.is_ok());
-  return address.value();
-}
-
-/// Progress of one side alone, also while a MovableClock stands still.
-bool until(contract::Side& side, const std::function<bool()>& condition) {
-  for (int i = 0; i < 20000 && !condition(); ++i) {
-    side.progress();
-    if (i > 50) ::usleep(1000);  // the kernel has not delivered all at once
-  }
-  return condition();
-}
-
-/// A connection to a transport from somebody who is none.
-struct Stranger {
-  explicit Stranger(const contract::Side& to) : there(address_of(to)) {
-    {
-      const core::ForkLock lock;
-      socket = core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    }
-    REQUIRE(::connect(socket.get(), there.socket.get(), there.socket.bytes) == 0);
-  }
-  void say(const void* bytes, std::size_t count) const {
-    REQUIRE(::send(socket.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
-  }
-  void greet(const TcpId& from) const {
-    TcpGreeting is;
-    is.from = from;
-    is.to = there.id;
-    is.number = 77;
-    is.side.attempt = 1;
-    const auto greeting = encode(is);
-    say(greeting.data(), greeting.size());
-  }
-  bool was_answered() const {
-    std::array<std::byte, kAnswerBytes> bytes{};
-    const ssize_t got = ::recv(socket.get(), bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
-    return got == static_cast<ssize_t>(bytes.size()) || got == 0 ||
-           (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
-  }
-  bool is_welcome() const {
-    std::array<std::byte, kAnswerBytes> bytes{};
-    if (::recv(socket.get(), bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT) != static_cast<ssize_t>(bytes.size()))
-      return false;
-    const auto reply = decode_reply(bytes);
-    return reply && reply->answer == TcpAnswer::kWelcome;
-  }
-  /// Perhaps with an answer before.
-  bool was_hung_up_on() const {
-    char byte = 0;
-    ssize_t got = 0;
-    do got = ::recv(socket.get(), &byte, 1, MSG_DONTWAIT);
-    while (got > 0);
-    return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
-  }
-
-  TcpAddress there;
-  core::Descriptor socket;
-};
-
-/// They greet, and nobody has named them.
-struct Strangers {
-  explicit Strangers(contract::Side& side) : to(side) {}
-  /// False: the new one was hung up on at once.
-  bool come() {
-    all.push_back(std::make_unique<Stranger>(to));
-    const Stranger& newest = *all.back();
-    newest.greet(make_tcp_id());
-    REQUIRE(until(to, [&] { return newest.was_answered(); }));
-    if (!newest.is_welcome()) return !until(to, [&] { return newest.was_hung_up_on(); });
-    for (int i = 0; i < 50; ++i) to.progress();
-    return !newest.was_hung_up_on();
-  }
-  contract::Side& to;
-  std::vector<std::unique_ptr<Stranger>> all;
-};
-
-TEST_CASE("transport/tcp: who does not greet with our id is not heard", "[transport][fast]") {
-  auto pair = make_tcp_pair();
-  pair->connect();
-  const Stranger loud(pair->b);
-  const std::string noise(500, 'x');
-  loud.say(noise.data(), noise.size());
-  const Stranger wrong(pair->b);
-  TcpGreeting unknown;
-  unknown.from = make_tcp_id();
-  unknown.to = make_tcp_id();
-  const auto greeting = encode(unknown);
-  wrong.say(greeting.data(), greeting.size());
-  CHECK(pair->run_until([&] { return tcp(pair->b).counters().refused == 2; }));
-  CHECK(pair->run_until([&] { return loud.was_hung_up_on() && wrong.was_hung_up_on(); }));
-  CHECK(pair->b.receiver.messages.empty());
-  CHECK(pair->b.receiver.failures.empty());
-  // And those who do are.
-  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
-  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
-}
-
-TEST_CASE("transport/tcp: who connects and says nothing is hung up on in time", "[transport][fast]") {
-  TcpOptions options = test_options();
-  options.greeting_timeout = core::from_seconds(0.05);
-  auto pair = make_tcp_pair(options);
-  const Stranger silent(pair->b);
-  const Stranger slow(pair->b);
-  slow.say("HPSTCP", 6);
-  CHECK(pair->run_until([&] { return pair->b.transport->arm() && tcp(pair->b).counters().refused == 2; }));
-  CHECK(pair->run_until([&] { return silent.was_hung_up_on() && slow.was_hung_up_on(); }));
-}
 
 TEST_CASE(
     "transport/tcp: bytes that are no message break the connection and the endpoint, with the address in the text",
@@ -280,56 +170,6 @@ TEST_CASE("transport/tcp: memory for payloads goes back when it was not used for
   CHECK(tcp(pair->b).counters().receive_bytes > 0);
   pass(61);
   CHECK(tcp(pair->b).counters().receive_bytes == 0);
-}
-
-TEST_CASE("transport/tcp: of peers that nobody has named few have connections, and a member comes in beside them",
-          "[transport][fast]") {
-  test::MovableClock clock;
-  TcpOptions options = test_options();
-  options.greetings_max = 64;
-  auto pair = make_tcp_pair(options);
-  Strangers strangers(pair->b);
-  for (int i = 0; i < 64; ++i) REQUIRE(strangers.come());
-  CHECK_FALSE(strangers.come());
-  CHECK(tcp(pair->b).counters().turned_away == 1);
-  pair->b.transport->introduce(pair->a.id, pair->a.transport->address());
-  contract::Pair::connect_one(pair->a, pair->b);
-  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
-  CHECK(until(pair->b, [&] {
-    pair->a.progress();
-    return !pair->b.receiver.messages.empty();
-  }));
-  CHECK(pair->b.receiver.messages.size() == 1);
-  // Who is named later is none of them any more.
-  CHECK_FALSE(strangers.come());
-  clock.pass(core::from_seconds(31));
-  CHECK_FALSE(strangers.come());
-  clock.pass(core::from_seconds(30 * 60));
-  CHECK(strangers.come());
-  CHECK(until(pair->b, [&] { return strangers.all.front()->was_hung_up_on(); }));
-  CHECK_FALSE(strangers.all[1]->was_hung_up_on());
-}
-
-TEST_CASE("transport/tcp: a peer that nobody has named stays if its messages are here", "[transport][fast]") {
-  test::MovableClock clock;
-  TcpOptions options = test_options();
-  options.greetings_max = 2;
-  auto pair = make_tcp_pair(options);
-  contract::Pair::connect_one(pair->a, pair->b);
-  const auto arrives = [&](std::size_t count) {
-    REQUIRE(pair->a.peer->send(numbered(count), {}, 0, {}).is_ok());
-    return pair->run_until([&] { return pair->b.receiver.messages.size() == count; });
-  };
-  REQUIRE(arrives(1));
-  clock.pass(core::from_seconds(1));
-  Strangers strangers(pair->b);
-  REQUIRE(strangers.come());
-  CHECK_FALSE(strangers.come());
-  clock.pass(core::from_seconds(31 * 60));
-  CHECK(strangers.come());  // in the place of the silent one
-  CHECK(until(pair->b, [&] { return strangers.all.front()->was_hung_up_on(); }));
-  CHECK(arrives(2));
-  CHECK(pair->a.receiver.failures.empty());
 }
 
 TEST_CASE("transport/tcp: two who connect to each other at once both send", "[transport][fast]") {
@@ -520,31 +360,6 @@ struct Listening {
   std::size_t heard = 0;
 };
 
-/// While it lives this process gets no further descriptor.
-int descriptors_open() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<int>(std::distance(begin(all), end(all)));
-}
-
-/// The number of the next descriptor.
-int lowest_free() {
-  const int lowest = ::dup(0);
-  ::close(lowest);
-  return lowest;
-}
-
-struct NoDescriptors {
-  explicit NoDescriptors(rlim_t left = 0) {
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
-    const rlimit none{static_cast<rlim_t>(lowest_free()) + left, before.rlim_max};
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-  }
-  ~NoDescriptors() { (void)::setrlimit(RLIMIT_NOFILE, &before); }
-  NoDescriptors(const NoDescriptors&) = delete;
-  NoDescriptors& operator=(const NoDescriptors&) = delete;
-  rlimit before{};
-};
-
 TEST_CASE(
     "transport/tcp: a connection that is lost before an answer is made again, and nothing was sent on it but a "
     "greeting",
@@ -704,92 +519,6 @@ TEST_CASE("transport/tcp: a connection to a peer that has connected meanwhile is
   CHECK(pair->a.transport->paths().size() == 1);
   CHECK(pair->b.transport->paths().size() == 1);
   CHECK(tcp(pair->a).counters().redials <= 1);
-}
-
-TEST_CASE("transport/tcp: of too many who have connected and said nothing the oldest goes, and a peer comes again",
-          "[transport][fast]") {
-  TcpOptions options = test_options();
-  options.greetings_max = 4;
-  auto pair = make_tcp_pair(options);
-  contract::Pair::connect_one(pair->a, pair->b);
-  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
-  bool is_first = false;
-  SECTION("it has not said it yet") {}
-  SECTION("it has said it") {
-    is_first = true;
-    for (int i = 0; i < 200; ++i) pair->a.progress();
-  }
-  std::vector<std::unique_ptr<Stranger>> silent;
-  for (int i = 0; i < 6; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
-  CHECK(until(pair->b, [&] { return tcp(pair->b).counters().refused >= (is_first ? 2U : 3U); }));
-  for (int i = 0; i < 50; ++i) pair->b.progress();  // and no more of them
-  CHECK(tcp(pair->b).counters().refused == (is_first ? 2 : 3));
-  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
-  CHECK(tcp(pair->a).counters().redials == (is_first ? 0 : 1));
-  CHECK(pair->a.receiver.failures.empty());
-  CHECK(pair->b.receiver.failures.empty());
-}
-
-TEST_CASE("transport/tcp: strangers leave descriptors for a peer", "[transport][fast]") {
-  auto pair = make_tcp_pair();
-  std::vector<std::unique_ptr<Stranger>> silent;
-  for (int i = 0; i < 60; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
-  const int first = lowest_free();
-  const NoDescriptors few(40);
-  CHECK(pair->run_until([&] { return tcp(pair->b).counters().refused >= 50; }));
-  CHECK(lowest_free() < first + 10);
-  CHECK(tcp(pair->b).counters().turned_away == 0);
-  contract::Pair::connect_one(pair->a, pair->b);
-  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
-  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
-  CHECK(tcp(pair->a).counters().redials == 0);
-  CHECK(pair->a.receiver.failures.empty());
-}
-
-TEST_CASE("transport/tcp: without a descriptor the oldest stranger makes room for who comes", "[transport][fast]") {
-  auto pair = make_tcp_pair();
-  const Stranger silent(pair->b);
-  pair->settle();
-  contract::Pair::connect_one(pair->a, pair->b);
-  REQUIRE(pair->a.peer->send(numbered(1), {}, 0, {}).is_ok());
-  const NoDescriptors none;
-  CHECK(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
-  CHECK(tcp(pair->b).counters().turned_away == 0);
-  CHECK(tcp(pair->b).counters().refused == 1);
-  CHECK(pair->run_until([&] { return silent.was_hung_up_on(); }));
-}
-
-TEST_CASE("transport/tcp: few connections are taken in one go", "[transport][fast]") {
-  auto pair = make_tcp_pair();
-  std::vector<std::unique_ptr<Stranger>> silent;
-  int most = 0;
-  for (int round = 0; round < 20 && most < 16; ++round) {  // the kernel may be late with some
-    silent.clear();
-    pair->settle();
-    for (int i = 0; i < 40; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
-    for (int before = descriptors_open(), i = 0; i < 100; ++i) {
-      pair->b.progress();
-      const int now = descriptors_open();
-      most = std::max(most, now - before);
-      before = now;
-    }
-  }
-  CHECK(most == 16);
-}
-
-TEST_CASE("transport/tcp: who was given up hears that when it comes again", "[transport][fast]") {
-  auto pair = make_tcp_pair();
-  pair->connect();
-  pair->b.peer->close(core::Status(core::Code::kPeerDead, "it is silent"));
-  pair->settle();
-  const Stranger again(pair->b);
-  again.greet(address_of(pair->a).id);
-  std::array<std::byte, kAnswerBytes> bytes{};
-  CHECK(pair->run_until([&] {
-    return ::recv(again.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
-  }));
-  CHECK(decode_reply(bytes)->answer == TcpAnswer::kClosed);
-  CHECK(pair->run_until([&] { return again.was_hung_up_on(); }));
 }
 
 TEST_CASE("transport/tcp: only what leaves through the card is dialled", "[transport][fast]") {

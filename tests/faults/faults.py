@@ -558,6 +558,22 @@ FAULTS = {
     "junk at the ranks' ports, 1,000/s": Fault(
         junk.at_ranks, {"seconds": 3}, {"seconds": 60}, long_runs=1, in_default_tests=True
     ),
+    "junk at a server's port, TLS": Fault(
+        junk.at_admission,
+        {"seconds": 3, "security": "tls"},
+        {"seconds": 60, "rate": 10_000},
+        long_runs=1,
+        in_default_tests=True,
+        gloo=False,
+    ),
+    "junk at the ranks' ports, TLS": Fault(
+        junk.at_ranks,
+        {"seconds": 3, "security": "tls"},
+        {"seconds": 60, "rate": 10_000},
+        long_runs=1,
+        in_default_tests=True,
+        gloo=False,
+    ),
     "/dev/shm of 1 MiB": Fault(limit, {"what": "shm 1m"}, in_default_tests=True),
     "/dev/shm of 64 MiB": Fault(limit, {"what": "shm 64m"}),
     "RLIMIT_MEMLOCK of 64 KiB": Fault(limit, {"what": "memlock"}),

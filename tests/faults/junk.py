@@ -1,4 +1,4 @@
-"""Junk at open ports: strangers who connect, say something random and hang up."""
+"""Junk at open ports: strangers who connect, say something random, a part of what a member says, or nothing."""
 
 import contextlib
 import os
@@ -8,11 +8,18 @@ import threading
 import time
 
 import ranks
+import test_dedicated
 from outcome import Row, Skip, launch, leftovers
+
+# How a member begins: in clear, and in TLS (csrc/hybridps/transport/tcp/tcp_wire.cpp, tls/knock.cpp).
+BEGINNINGS = [b"HPSTCP\0\4", b"HPSk"]
+KEPT_MAX = 600
+DESCRIPTORS_MAX = 140  # that strangers may have at a rank
 
 
 class Strangers:
-    """Opens `rate` connections a second to `targets`, says something random, hangs up, or stays among the last 50."""
+    """Opens `rate` connections a second to `targets`. Of four one says noise, one a whole wrong beginning, one nothing,
+    and one the bytes of a right beginning, one a second. The last KEPT_MAX stay."""
 
     def __init__(self, rate=1000):
         self.rate, self.opened, self.refused = rate, 0, 0
@@ -24,25 +31,37 @@ class Strangers:
         self._thread.start()
 
     def _run(self):
-        kept, begin = [], None
+        kept, begin, slow, said_at = [], None, 0, time.monotonic()
         while not self._stop.is_set():
             if not self.targets:
                 time.sleep(0.01)
                 continue
             begin = begin or time.monotonic()
+            if time.monotonic() - said_at > 1 and slow < 7:
+                said_at, slow = time.monotonic(), slow + 1
+                for number, stranger in enumerate(kept):
+                    if number % 4 == 3:
+                        with contextlib.suppress(OSError):
+                            stranger.send(BEGINNINGS[0][slow : slow + 1])
             if self.opened + self.refused >= (time.monotonic() - begin) * self.rate:
                 time.sleep(0.001)
                 continue
             try:
                 stranger = socket.create_connection(self.targets[self.opened % len(self.targets)], timeout=0.5)
+                word = [
+                    os.urandom(1 + self.opened % 80),
+                    BEGINNINGS[self.opened // 4 % 2] + os.urandom(200),
+                    b"",
+                    BEGINNINGS[0][:1],
+                ][self.opened % 4]
                 with contextlib.suppress(OSError):
-                    stranger.send(os.urandom(1 + self.opened % 80))
+                    stranger.send(word)
                 self.opened += 1
                 kept.append(stranger)
             except OSError:
                 self.refused += 1
-            if len(kept) > 50:
-                kept.pop(self.opened % 50).close()
+            if len(kept) > KEPT_MAX:
+                kept.pop(self.opened % KEPT_MAX).close()
         for stranger in kept:
             stranger.close()
 
@@ -51,12 +70,16 @@ class Strangers:
         self._thread.join()
 
 
-def at_ranks(backend, runs, seconds):
-    """At the ports that the ranks' own libraries have open: UCX's, or gloo's."""
+def secured(security):
+    return {"HYBRIDPS_SECURITY": "tls", "HYBRIDPS_TOKEN": test_dedicated.TOKEN} if security == "tls" else {}
+
+
+def at_ranks(backend, runs, seconds, security="off", rate=1000):
+    """At the ports that the ranks' own libraries have open: hybridps's, or gloo's."""
     row = Row("", backend, runs=runs, culprit="no error")
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            strangers = Strangers()
+            strangers = Strangers(rate)
 
             def find(path=folder, who=strangers):
                 end = time.monotonic() + 60
@@ -80,6 +103,7 @@ def at_ranks(backend, runs, seconds):
                     "1+1+1",
                     backend,
                     args=(seconds, folder),
+                    env=secured(security),
                     init=True,
                     destroy=True,
                     timeout=60 + seconds,
@@ -102,19 +126,18 @@ def at_ranks(backend, runs, seconds):
         row.left = leftovers(survived)
         if backend == "hybridps":
             row.expect(strangers.opened > 100 * seconds, f"strangers came: {strangers.opened}")
+            row.expect(most <= DESCRIPTORS_MAX, f"at most {DESCRIPTORS_MAX} descriptors more: {most}")
             bound = {address for result in survived for address, _ in result["ports"]}
             row.expect(bound <= {"127.0.0.1"}, f"only the chosen interface is bound: {bound}")
     return row
 
 
-def at_admission(backend, runs, seconds):
-    import test_dedicated
-
+def at_admission(backend, runs, seconds, security="off", rate=1000):
     if backend != "hybridps":
         raise Skip("gloo has no servers")
     row = Row("", backend, runs=runs, culprit="no error")
     for _ in range(runs):
-        with tempfile.TemporaryDirectory() as folder, test_dedicated.servers(1) as running:
+        with tempfile.TemporaryDirectory() as folder, test_dedicated.servers(1, env=secured(security)) as running:
             pid = running[0].process.pid
 
             def usage(of=pid):
@@ -122,7 +145,7 @@ def at_admission(backend, runs, seconds):
                     return int(file.read().split()[1]) * 4096, len(os.listdir(f"/proc/{of}/fd"))
 
             address, port = running[0].address.split(":")
-            strangers = Strangers()
+            strangers = Strangers(rate)
             seen = []
             watch = threading.Event()
 
@@ -139,7 +162,7 @@ def at_admission(backend, runs, seconds):
             watcher.start()
             strangers.start()
             try:
-                env = test_dedicated.settings(running)
+                env = test_dedicated.settings(running) | secured(security)
                 results = launch(
                     ranks.under_junk, "1+1+1", backend, args=(seconds, folder), env=env, init=True, destroy=True
                 )

@@ -18,8 +18,8 @@ DESCRIPTORS_MAX = 140  # that strangers may have at a rank
 
 
 class Strangers:
-    """Opens `rate` connections a second to `targets`. Of four one says noise, one a whole wrong beginning, one nothing,
-    and one the bytes of a right beginning, one a second. The last KEPT_MAX stay."""
+    """Opens `rate` connections a second to `targets`. Of four one says noise, one a right beginning and then noise,
+    one nothing, and one a right beginning, a byte a second. The last KEPT_MAX stay."""
 
     def __init__(self, rate=1000):
         self.rate, self.opened, self.refused = rate, 0, 0
@@ -31,38 +31,35 @@ class Strangers:
         self._thread.start()
 
     def _run(self):
-        kept, begin, slow, said_at = [], None, 0, time.monotonic()
+        kept, begin, said_at = [], None, time.monotonic()  # kept: [socket, what it says, a byte a second]
         while not self._stop.is_set():
             if not self.targets:
                 time.sleep(0.01)
                 continue
             begin = begin or time.monotonic()
-            if time.monotonic() - said_at > 1 and slow < 7:
-                said_at, slow = time.monotonic(), slow + 1
-                for number, stranger in enumerate(kept):
-                    if number % 4 == 3:
-                        with contextlib.suppress(OSError):
-                            stranger.send(BEGINNINGS[0][slow : slow + 1])
+            if time.monotonic() - said_at > 1:
+                said_at = time.monotonic()
+                for stranger in kept:
+                    with contextlib.suppress(OSError):
+                        stranger[0].send(stranger[1][:1])
+                        stranger[1] = stranger[1][1:]
             if self.opened + self.refused >= (time.monotonic() - begin) * self.rate:
                 time.sleep(0.001)
                 continue
+            # Every target hears each kind.
+            kind, beginning = self.opened // len(self.targets) % 4, BEGINNINGS[self.opened // 4 % 2]
+            word = [os.urandom(1 + self.opened % 80), beginning + os.urandom(200), b"", beginning[:1]][kind]
             try:
                 stranger = socket.create_connection(self.targets[self.opened % len(self.targets)], timeout=0.5)
-                word = [
-                    os.urandom(1 + self.opened % 80),
-                    BEGINNINGS[self.opened // 4 % 2] + os.urandom(200),
-                    b"",
-                    BEGINNINGS[0][:1],
-                ][self.opened % 4]
                 with contextlib.suppress(OSError):
                     stranger.send(word)
                 self.opened += 1
-                kept.append(stranger)
+                kept.append([stranger, beginning[1:] if kind == 3 else b""])
             except OSError:
                 self.refused += 1
             if len(kept) > KEPT_MAX:
-                kept.pop(self.opened % KEPT_MAX).close()
-        for stranger in kept:
+                kept.pop(self.opened % KEPT_MAX)[0].close()
+        for stranger, _ in kept:
             stranger.close()
 
     def stop(self):

@@ -296,20 +296,26 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   }
   const core::Result<Bytes> mine = hello();
   if (!mine.is_ok()) return mine.status();
-  if (Status status = write_all(line, mine.value(), deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kHelloBytes + kMacBytes> theirs{};
-  if (Status status = read_all(line, theirs.data(), theirs.size(), deadline, where,
-                               secret.authority ? "it may lack HYBRIDPS_SECURITY=tls, which this job has"
-                                                : "it does not know this protocol, or has HYBRIDPS_SECURITY=tls");
-      !status.is_ok())
-    return status;
+  Status status = write_all(line, mine.value(), deadline, where);
+  if (status.is_ok())
+    status =
+        read_all(line, theirs.data(), theirs.size(), deadline, where,
+                 secret.authority ? "it may lack HYBRIDPS_SECURITY=tls, which this job has, or be of another version"
+                                  : "it does not know this protocol, or has HYBRIDPS_SECURITY=tls");
+  if (line.channel && line.channel->is_elsewhere())
+    return Status(Code::kInvalidArgument, where +
+                                              (token.empty() ? " has a token, and this job has only certificates"
+                                                             : " has another token, or only certificates") +
+                                              "; give both sides the same HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE");
+  if (!status.is_ok()) return status;
   if (line.channel && !line.channel->is_with(address.host))
     return Status(Code::kInvalidArgument, where + " has the certificate of another host than " + address.host +
                                               "; write a name or address of that certificate in HYBRIDPS_SERVERS");
   // One of another version does not send all of it.
   if (get_u32(theirs.data()) != kMagic || get_u32(theirs.data() + 4) != kVersion) return no_server;
   std::array<std::uint8_t, (kTokensMax - 1) * kMacBytes> more{};
-  if (Status status = read_all(line, more.data(), more.size(), deadline, where, "in the middle of its first words");
+  if (status = read_all(line, more.data(), more.size(), deadline, where, "in the middle of its first words");
       !status.is_ok())
     return status;
   const std::uint8_t* job = mine.value().data() + 8;
@@ -333,15 +339,14 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   request.insert(request.end(), seal.begin(), seal.end());
   put_u32(request, static_cast<std::uint32_t>(body.size()));
   request.insert(request.end(), body.begin(), body.end());
-  if (Status status = write_all(line, request, deadline, where); !status.is_ok()) return status;
+  if (status = write_all(line, request, deadline, where); !status.is_ok()) return status;
   std::array<std::uint8_t, kMacBytes + 4> head{};
-  if (Status status = read_all(line, head.data(), head.size(), deadline, where, "it refused the request");
-      !status.is_ok())
+  if (status = read_all(line, head.data(), head.size(), deadline, where, "it refused the request"); !status.is_ok())
     return status;
   const std::uint32_t length = get_u32(head.data() + kMacBytes);
   if (length < 1 || length > kBodyBytesMax) return no_server;
   Bytes answer(length);
-  if (Status status = read_all(line, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
+  if (status = read_all(line, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
       !status.is_ok())
     return status;
   if (!tls::is_equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
@@ -470,26 +475,26 @@ void AdmissionServer::run() {
         break;
       }
       stats_.accepted.fetch_add(1, std::memory_order_relaxed);
+      std::list<Guest> newest;
+      Guest& guest = newest.emplace_back(fd, tokens_, handler_, body_bytes_max_);
+      guest.from = from;
+      guest.from_bytes = from_bytes;
+      if (identity_) guest.line.channel = tls::TlsChannel::accept(identity_, fd, *guard_);
+      if (identity_ && !guest.line.channel->hear_knock() && guest.line.channel->has_failed()) {
+        refuse(guest);
+        continue;
+      }
       if (guests.size() >= kGuestsMax) {
         // Strangers go first, so that they cannot push out a guest that has proven its token.
         const auto first = [&](auto&& is_meant) { return std::find_if(guests.begin(), guests.end(), is_meant); };
-        auto victim =
-            first([](const Guest& guest) { return guest.line.channel && !guest.line.channel->has_knocked(); });
-        if (victim == guests.end()) victim = first([](const Guest& guest) { return !guest.visit.is_proven(); });
+        auto victim = first([](const Guest& one) { return one.line.channel && !one.line.channel->hear_knock(); });
+        if (victim == guests.end()) victim = first([](const Guest& one) { return !one.visit.is_proven(); });
         if (victim == guests.end()) victim = guests.begin();
         stats_.refused.fetch_add(1, std::memory_order_relaxed);
         leave(*victim);
         guests.erase(victim);
       }
-      guests.emplace_back(fd, tokens_, handler_, body_bytes_max_);
-      guests.back().from = from;
-      guests.back().from_bytes = from_bytes;
-      if (!identity_) continue;
-      Line& line = guests.back().line;
-      line.channel = tls::TlsChannel::accept(identity_, fd, *guard_);
-      if (line.channel->hear_knock() || errno == EAGAIN || errno == EWOULDBLOCK) continue;
-      refuse(guests.back());
-      guests.pop_back();
+      guests.splice(guests.end(), newest);
     }
   }
 }

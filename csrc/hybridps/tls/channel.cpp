@@ -68,11 +68,16 @@ struct TlsChannel::Ssl {
   static int read(BIO* bio, char* data, int bytes) {
     TlsChannel& channel = static_cast<Ssl*>(BIO_get_data(bio))->channel;
     BIO_clear_retry_flags(bio);
-    if (channel.came_ == 0) {
+    if (channel.dials_ && channel.came_ == 0) {
       unsigned char first = 0;
-      if (::recv(channel.socket_, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && !is_record_type(first)) {
+      const ssize_t seen = ::recv(channel.socket_, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+      if (seen == 1 && !is_record_type(first)) {
         channel.is_clear_ = true;
         channel.is_elsewhere_ = first == kNotHere;
+        return -1;
+      }
+      if (seen < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        BIO_set_retry_read(bio);  // what comes from now on is looked at by the next call
         return -1;
       }
     }
@@ -110,15 +115,15 @@ struct TlsChannel::Ssl {
   SSL* object = nullptr;
 };
 
-TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket)
-    : identity_(std::move(identity)), socket_(socket) {}
+TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket, KnockGuard* guard)
+    : identity_(std::move(identity)), socket_(socket), dials_(guard == nullptr), guard_(guard) {}
 
 TlsChannel::~TlsChannel() = default;
 
 core::Result<std::unique_ptr<TlsChannel>> TlsChannel::dial(std::shared_ptr<const Identity> identity, int socket,
                                                            const Mac& key) {
-  std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket));
-  if (core::Status status = channel->open_ssl(/*dials=*/true); !status.is_ok()) return status;
+  std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket, nullptr));
+  if (core::Status status = channel->open_ssl(); !status.is_ok()) return status;
   const KnockBytes knock = make_knock(key);
   for (const std::uint8_t byte : knock) channel->sealed_.push_back(static_cast<std::byte>(byte));
   return channel;
@@ -126,12 +131,10 @@ core::Result<std::unique_ptr<TlsChannel>> TlsChannel::dial(std::shared_ptr<const
 
 std::unique_ptr<TlsChannel> TlsChannel::accept(std::shared_ptr<const Identity> identity, int socket,
                                                KnockGuard& guard) {
-  std::unique_ptr<TlsChannel> channel(new TlsChannel(std::move(identity), socket));
-  channel->guard_ = &guard;
-  return channel;
+  return std::unique_ptr<TlsChannel>(new TlsChannel(std::move(identity), socket, &guard));
 }
 
-core::Status TlsChannel::open_ssl(bool dials) {
+core::Status TlsChannel::open_ssl() {
   const Identity::IdentityState& state = identity_->state();
   ssl_ = std::make_unique<Ssl>(*this, *state.ssl);
   Ssl& ssl = *ssl_;
@@ -141,7 +144,7 @@ core::Status TlsChannel::open_ssl(bool dials) {
   BIO_set_data(bio, &ssl);
   BIO_set_init(bio, 1);
   state.ssl->set_bio(ssl.object, bio, bio);
-  if (dials)
+  if (dials_)
     state.ssl->set_connect_state(ssl.object);
   else
     state.ssl->set_accept_state(ssl.object);
@@ -179,8 +182,7 @@ bool TlsChannel::hear_knock() {
   }
   if (heard == KnockGuard::Heard::kNone) return fail("bytes were changed on the way");
   if (heard == KnockGuard::Heard::kReplayed) return fail("somebody repeats what a member has said");
-  if (const core::Status status = open_ssl(/*dials=*/false); !status.is_ok())
-    return fail(std::string(status.message()));
+  if (const core::Status status = open_ssl(); !status.is_ok()) return fail(std::string(status.message()));
   guard_ = nullptr;
   return true;
 }

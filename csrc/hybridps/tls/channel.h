@@ -5,7 +5,7 @@
 //          that it belongs to the job (authority.h). A record that was changed, left out, repeated or moved ends the
 //          channel with EPROTO.
 // Knock    The dialling side's first bytes show that it may begin a handshake (knock.h). For others the answering side
-//          does no cryptography, and has no object of OpenSSL.
+//          makes an HMAC at most, and has no object of OpenSSL.
 // Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
 //          record. Many records leave with one system call, and come with one.
 // Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing but its knock. OpenSSL
@@ -91,10 +91,10 @@ class TlsChannel : core::Pinned {
  private:
   struct Ssl;
   friend struct Ssl;
-  TlsChannel(std::shared_ptr<const Identity> identity, int socket);
+  TlsChannel(std::shared_ptr<const Identity> identity, int socket, KnockGuard* guard);
 
   /// OpenSSL's object, which the handshake needs.
-  core::Status open_ssl(bool dials);
+  core::Status open_ssl();
   /// True: the channel is open. Else errno says why not yet.
   bool shake();
   /// What OpenSSL's last answer means, as errno.
@@ -106,6 +106,7 @@ class TlsChannel : core::Pinned {
 
   const std::shared_ptr<const Identity> identity_;
   const int socket_;
+  const bool dials_;
   std::unique_ptr<Ssl> ssl_;
   KnockGuard* guard_ = nullptr;  // null: the other side has knocked, or this side dials
   KnockBytes knock_{};

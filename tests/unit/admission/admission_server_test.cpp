@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "hybridps/tls/channel.h"
 #include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
 #include "tests/support/clock.h"
@@ -137,7 +138,7 @@ TEST_CASE("admission: in TLS a question and its answer, and who has another sett
     REQUIRE_FALSE(answer.is_ok());
     CHECK(answer.status().message().find(why) != std::string_view::npos);
   };
-  refused(*encrypted, secret("another token of a test"), "HYBRIDPS_TOKEN");
+  refused(*encrypted, secret("another token of a test"), "has another token, or only certificates");
   refused(*encrypted, "a token of this test", "HYBRIDPS_SECURITY=tls");
   refused(*clear, secret("a token of this test"), "HYBRIDPS_SECURITY=tls");
   CHECK(encrypted->stats().answered.load() == 3);
@@ -247,6 +248,43 @@ TEST_CASE("admission: strangers cost little and keep nobody out", "[admission][f
   const core::Deadline deadline = soon();
   while (admission->stats().answered.load() < 20 && !deadline.has_passed()) std::this_thread::yield();
   CHECK(admission->stats().answered.load() == 20);
+}
+
+TEST_CASE("admission: in TLS strangers do not push out who has knocked", "[admission][tls][fast]") {
+  const std::string token = "a token of this test";
+  const auto authority = tls::Authority::from_token(token).value();
+  const auto server = AdmissionServer::open({"127.0.0.1", 0}, {token, authority}, [](const Bytes& body) {
+                        return core::Result<Bytes>(body);
+                      }).value();
+  const auto counts = [&](std::uint64_t accepted) {
+    const core::Deadline deadline = soon(10);
+    while (server->stats().accepted.load() < accepted && !deadline.has_passed()) ::usleep(1000);
+    return server->stats().accepted.load() == accepted;
+  };
+  std::vector<int> sockets{raw_connection(server->port())};
+  const bool is_early = GENERATE(true, false);
+  if (!is_early) REQUIRE(counts(1));  // it is among the silent ones for a moment
+  const auto member =
+      tls::TlsChannel::dial(authority->make_identity().value(), sockets[0], tls::knock_key(tls::bytes_of(token)))
+          .value();
+  char byte = 0;
+  const iovec part{&byte, 1};
+  CHECK(member->receive(&part, 1) < 0);
+  for (int i = 0; i < 200; ++i) sockets.push_back(raw_connection(server->port()));
+  REQUIRE(counts(201));
+  const core::Deadline deadline = soon();
+  while (!member->is_open() && !member->has_failed() && !deadline.has_passed()) (void)member->receive(&part, 1);
+  CHECK(member->is_open());
+  // Who knocks with another token, or with none, is no member.
+  for (const std::string other : {"another token of a test", ""}) {
+    sockets.push_back(raw_connection(server->port()));
+    const auto stranger =
+        tls::TlsChannel::dial(authority->make_identity().value(), sockets.back(), tls::knock_key(tls::bytes_of(other)))
+            .value();
+    while (!stranger->is_open() && !stranger->has_failed() && !deadline.has_passed()) (void)stranger->receive(&part, 1);
+    CHECK(stranger->is_elsewhere());
+  }
+  for (const int fd : sockets) ::close(fd);
 }
 
 TEST_CASE("admission: a port in use and an address that is not ours", "[admission][fast]") {

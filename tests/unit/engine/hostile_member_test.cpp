@@ -169,8 +169,7 @@ std::size_t grows(std::uint64_t seed, std::size_t messages) {
   most = std::max(most, bytes_in_use());
   check_other();
   CHECK(arrived > messages / 2);
-  // Its group: all calls have ended, or end when it goes; what they say names it.
-  cluster.kill(kHostile);
+  // Its group: all calls have ended, and what they say names it.
   REQUIRE(cluster.run_until([&] { return job.done == 3; }));
   for (const std::string& text : job.errors) CHECK_THAT(text, Catch::Contains("rank 1"));
   CHECK(job.errors.size() == 3);
@@ -184,7 +183,7 @@ TEST_CASE("engine: a hostile member costs bounded memory, is named, and harms no
   test::CapturedStderr log;
   const std::size_t grown = grows(seed, 20'000);
   const std::string said = log.finish();
-  CHECK(grown < (std::size_t{64} << 20));
+  CHECK(grown < (std::size_t{4} << 20));  // a fifth of what it has sent
   CHECK(std::count(said.begin(), said.end(), '\n') < 50);
 }
 

@@ -286,7 +286,8 @@ void TcpTransportImpl::hear_answer(TcpLink& link) {
     if (rate.permit())
       core::log_warn(name_, ": the process at ", link.to,
                      answer == TcpAnswer::kBusy
-                         ? " has no file descriptors for another connection (raise `ulimit -n` there)"
+                         ? " has no file descriptors for another connection (raise `ulimit -n` there), or too many "
+                           "connections that say nothing"
                          : " has too many connections from processes that it does not know yet",
                      "; it is tried again until it has room");
     dial_later(link, kAgainAfter, /*lacks=*/true);
@@ -372,6 +373,9 @@ void TcpTransportImpl::accept_again() {
 void TcpTransportImpl::drop_greeting(TcpLink& link) {
   if (link.channel && !link.channel->is_open()) {
     if (link.channel->has_begun()) return refuse(link);
+    // The knock of a member may lie in the socket.
+    if (!link.channel->has_knocked() && link.channel->hear_knock()) return;
+    if (link.channel->has_failed()) return refuse(link, /*reset=*/false);
     link.channel.reset();
     std::array<std::byte, 2048> unread;  // unread bytes would make the close send a reset
     (void)!::recv(link.socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
@@ -381,6 +385,15 @@ void TcpTransportImpl::drop_greeting(TcpLink& link) {
   }
   say(link, {TcpAnswer::kBusy, {}});
   refuse(link, /*reset=*/false);
+}
+
+/// Who is in the middle of a handshake goes last: nobody could tell it to come again.
+TcpLink& TcpTransportImpl::first_to_go() const {
+  const auto find = [&](auto&& is_meant) { return std::find_if(greeting_.begin(), greeting_.end(), is_meant); };
+  auto first = find([](const TcpLink* one) { return !one->channel || !one->channel->has_knocked(); });
+  if (first == greeting_.end())
+    first = find([](const TcpLink* one) { return one->channel->is_open() || !one->channel->has_begun(); });
+  return first == greeting_.end() ? *greeting_.front() : **first;
 }
 
 /// What most strangers say is told apart here, before they cost more. False: neither a greeting nor a knock.
@@ -418,7 +431,7 @@ std::size_t TcpTransportImpl::accept_all() {
       if (error == EAGAIN || error == EWOULDBLOCK) return accepted;
       ++accepted;
       if (is_lack(error) && !greeting_.empty()) {
-        drop_greeting(*greeting_.front());
+        drop_greeting(first_to_go());
         continue;
       }
       static core::LogRate rate(core::from_seconds(60));
@@ -439,21 +452,17 @@ std::size_t TcpTransportImpl::accept_all() {
     }
     greeting_.push_back(link.get());
     links_.push_back(std::move(link));
-    const auto is_stranger = [](const TcpLink* one) { return !one->channel || !one->channel->has_knocked(); };
-    const auto strangers = static_cast<std::size_t>(std::count_if(greeting_.begin(), greeting_.end(), is_stranger));
-    if (strangers > strangers_max_) {
-      drop_greeting(**std::find_if(greeting_.begin(), greeting_.end(), is_stranger));
-    } else if (greeting_.size() > greetings_max_) {
-      // Whoever is in the middle of a handshake goes last: nobody could tell it to come again.
-      const auto idle = std::find_if(greeting_.begin(), greeting_.end() - 1, [](const TcpLink* one) {
-        return !one->channel || one->channel->is_open() || !one->channel->has_begun();
-      });
-      drop_greeting(idle != greeting_.end() - 1 ? **idle : *greeting_.front());
+    const auto strangers =
+        static_cast<std::size_t>(std::count_if(greeting_.begin(), greeting_.end(), [](const TcpLink* one) {
+          return !one->channel || !one->channel->has_knocked();
+        }));
+    if (strangers > strangers_max_ || greeting_.size() > greetings_max_) {
+      drop_greeting(first_to_go());
     } else if (greeting_.size() > 1 && is_kept_back(*greeting_.back())) {
       // One at most stays there: the place of one that goes elsewhere is filled next.
       const auto other =
           std::find_if(greeting_.begin(), greeting_.end() - 1, [&](const TcpLink* one) { return is_kept_back(*one); });
-      drop_greeting(other != greeting_.end() - 1 ? **other : *greeting_.front());
+      drop_greeting(other != greeting_.end() - 1 ? **other : first_to_go());
     }
   }
   return accepted;

@@ -270,6 +270,10 @@ std::size_t TcpTransportImpl::read_hello(TcpLink& link) {
   send_the_rest(link);
   errno = error;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+  if (got <= 0 && greets) {
+    refuse(link, /*reset=*/got == 0 || errno != EPROTO);  // else the other side reads why
+    return 1;
+  }
   if (got <= 0) {
     break_off(link, "broke", got < 0 ? errno : link.error);
     return 1;

@@ -31,7 +31,8 @@ namespace hybridps::transport {
 namespace {
 
 constexpr std::size_t kGreetingsMax = 1024;
-/// Connections that may be of anybody: without a greeting, and in TLS without a knock. A member's comes within 1 ms.
+/// Connections that may be of anybody: without a greeting, and in TLS without a knock. A member's comes as soon as its
+/// process runs.
 constexpr std::size_t kStrangersMax = 64;
 constexpr int kBacklog = 4096;
 constexpr std::size_t kUnnamedMax = 256;

@@ -51,9 +51,9 @@ struct TcpOptions {
   core::Duration greeting_timeout = core::from_seconds(10);
   /// A connection that is lost is made again, and goes on after the last byte that arrived. It is tried for this long.
   core::Duration redial_for = core::from_seconds(5);
-  /// Limit of connections that have greeted without a name that is known here, and in TLS of those that have knocked and
-  /// not greeted. 0: 1024, but at most a quarter of the allowed descriptors. Connections that may be of anybody have 64
-  /// places, or this limit if it is lower. Beyond a limit the oldest is dropped.
+  /// Limit of connections that have greeted without a name that is known here, and in TLS of those that have knocked
+  /// and not greeted. 0: 1024, but at most a quarter of the allowed descriptors. Connections that may be of anybody
+  /// have 64 places, or this limit if it is lower. Beyond a limit the oldest is dropped.
   std::size_t greetings_max = 0;
   /// Larger incoming payloads break the connection: hybridps never sends them.
   std::size_t payload_bytes_max = std::size_t{64} << 20;

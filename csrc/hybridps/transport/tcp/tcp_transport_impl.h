@@ -89,6 +89,8 @@ class TcpTransportImpl final : public TcpTransport {
   std::size_t accept_all();
   static bool may_be_member(TcpLink& link);
   void drop_greeting(TcpLink& link);
+  /// Of those that have not greeted.
+  TcpLink& first_to_go() const;
   void stop_accepting();
   void accept_again();
   bool turn_away();

@@ -205,6 +205,7 @@ TEST_CASE("transport/tcp: strangers have few places, and none if they say someth
   const bool has_tls = GENERATE(false, true);
   auto pair = make_tcp_pair(has_tls ? tls_options() : test_options());
   const auto open_after = [&](const std::function<void(const Stranger&)>& speak) {
+    pair->settle();
     std::vector<std::unique_ptr<Stranger>> all;
     for (int i = 0; i < 200; ++i) {
       all.push_back(std::make_unique<Stranger>(pair->b));
@@ -253,10 +254,26 @@ TEST_CASE("transport/tcp tls: strangers do not push out who is in the middle of 
   CHECK(member.channel->is_open());
 }
 
+TEST_CASE("transport/tcp tls: a knock that nobody has read yet keeps its place", "[transport][tls][fast]") {
+  auto pair = make_tcp_pair(tls_options());
+  const Member member(pair->b, "the token of the tests", address_of(pair->b).id);
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 63; ++i) silent.push_back(std::make_unique<Stranger>(pair->b));
+  const int before = descriptors_open();
+  REQUIRE(until(pair->b, [&] { return descriptors_open() == before + 64; }));
+  silent.push_back(std::make_unique<Stranger>(pair->b));  // is taken before the knock is read
+  CHECK(member.go_on());
+  CHECK(until(pair->b, [&] { return !member.go_on() || member.channel->is_open(); }));
+  CHECK(member.channel->is_open());
+  CHECK(tcp(pair->b).counters().refused == 0);
+}
+
 TEST_CASE("transport/tcp tls: who knocks for another process learns so, and gets no handshake",
           "[transport][tls][fast]") {
   auto pair = make_tcp_pair(tls_options());
   const Member lost(pair->b, "the token of the tests", address_of(pair->a).id);
+  const bool is_taken_before = GENERATE(false, true);
+  if (is_taken_before) pair->settle();
   CHECK(until(pair->b, [&] { return !lost.go_on(); }));
   CHECK(lost.channel->is_elsewhere());
   CHECK(tcp(pair->b).counters().refused == 1);

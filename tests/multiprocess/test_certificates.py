@@ -1,6 +1,7 @@
 """TLS by the user's certificates: everything works, and what peers would refuse is named on all ranks."""
 
 import socket
+from pathlib import Path
 
 import harness
 import pytest
@@ -64,6 +65,28 @@ def test_a_server_with_certificates_refuses_a_job_with_the_same_token_alone(auth
         )
         said = running[0].stop()
         assert "another token, or none, or other certificates" in said, said
+
+
+@pytest.mark.parametrize(
+    ("of_server", "of_job", "told"),
+    [
+        (TOKEN, "", "has a token, and this job has only certificates"),
+        ("", TOKEN, "has another token, or only certificates"),
+    ],
+)
+def test_certificates_with_a_token_and_without_do_not_meet(authority, of_server, of_job, told):
+    env = authority.issue("both", HERE)
+    with servers(1, env=env | {"HYBRIDPS_TOKEN": of_server}) as running:
+        job = settings(running, HYBRIDPS_SERVERS_REQUIRED="1") | env | {"HYBRIDPS_TOKEN": of_job}
+        run_ranks(is_refused, "1+1+1", args=(told,), env=job, init=False, destroy=False)
+
+
+def test_a_key_that_others_may_read_is_a_warning(authority):
+    env = authority.issue("open", HERE)
+    Path(env[f"{NAMES}PKEY"]).chmod(0o644)
+    results = run_ranks(reductions, "1+1", env=env)
+    said = lines_of(results.reports, "warn")
+    assert len(said) == 1 and "all users of this host may read" in said[0][1] and "open.key" in said[0][1], said
 
 
 @pytest.mark.parametrize("odd", [0, 2])

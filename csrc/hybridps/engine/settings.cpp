@@ -3,12 +3,14 @@
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <thread>
 #include <utility>
 
 #include "hybridps/bootstrap/node_identity.h"
+#include "hybridps/core/text.h"
 #include "hybridps/engine/server_request.h"
 #include "hybridps/tls/sealed_store.h"
 #include "hybridps/transport/interfaces.h"
@@ -81,6 +83,11 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
       checked.warnings.push_back(std::move(text));
   }
   if (checked.secret.authority) refuse(check_host(*checked.secret.authority, checked.interfaces.control));
+  struct stat key{};
+  if (const std::string& path = config.certificate_paths.key;
+      checked.secret.authority && !path.empty() && ::stat(path.c_str(), &key) == 0 && (key.st_mode & S_IRWXO) != 0)
+    checked.warnings.push_back("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY: all users of this host may read " +
+                               core::quoted(path) + "; use chmod 600");
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");

@@ -114,7 +114,7 @@ Identity::Identity(std::unique_ptr<IdentityState> state) : state_(std::move(stat
 Identity::~Identity() = default;
 
 const PeerId& Identity::id() const noexcept { return state_->id; }
-bool Identity::may_meet_strangers() const noexcept { return state_->is_of_user || state_->has_second_token; }
+bool Identity::may_meet_strangers() const noexcept { return state_->is_of_user || state_->token_keys->size() > 1; }
 
 Authority::Authority(std::shared_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
@@ -142,7 +142,7 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::
     }
   }
   state->seal_key = seal_key_of(token);
-  state->text = "TLS by the token";
+  state->text = second.empty() ? "TLS by the token" : "TLS by either of two tokens";
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
 }
 
@@ -157,7 +157,6 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   auto made = std::make_unique<Identity::IdentityState>();
   made->ssl = state_->ssl;
   made->is_of_user = state_->is_of_user;
-  made->has_second_token = state_->token_keys.size() > 1;
   made->token_keys = std::shared_ptr<const std::vector<Key>>(state_, &state_->token_keys);
   made->context = ssl.ctx_new(ssl.method());
   if (made->context == nullptr) return refused("a context");

@@ -44,7 +44,6 @@ struct Identity::IdentityState {
   const LibSsl* ssl = nullptr;
   SSL_CTX* context = nullptr;
   bool is_of_user = false;
-  bool has_second_token = false;
   std::shared_ptr<const std::vector<Key>> token_keys;  // for the context's callback
   PeerId id{};
 };

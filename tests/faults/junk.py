@@ -47,7 +47,8 @@ class Strangers:
                 time.sleep(0.001)
                 continue
             # Every target hears each kind.
-            kind, beginning = self.opened // len(self.targets) % 4, BEGINNINGS[self.opened // 4 % 2]
+            turn = self.opened // len(self.targets)
+            kind, beginning = turn % 4, BEGINNINGS[turn // 4 % 2]
             word = [os.urandom(1 + self.opened % 80), beginning + os.urandom(200), b"", beginning[:1]][kind]
             try:
                 stranger = socket.create_connection(self.targets[self.opened % len(self.targets)], timeout=0.5)

@@ -80,6 +80,10 @@ struct TlsChannel::Ssl {
         BIO_set_retry_read(bio);  // what comes from now on is looked at by the next call
         return -1;
       }
+      if (seen < 0) {  // the socket tells its error once
+        channel.error_ = errno;
+        return -1;
+      }
     }
     ssize_t got = 0;
     do {

@@ -5,9 +5,9 @@
 //          a few microseconds. So a process without a secret cannot keep ours busy with handshakes.
 // Model    knock := "HPSk" | nonce, 8 bytes | the first 16 bytes of HMAC(key, both) | CRC32C of all before. It goes in
 //          clear, just before the handshake. It admits nobody: the handshake does.
-// Key      from the id of the listener (authority.h), which the Store shows and connections do not, or from a token.
-// Who
-//          reads the Store can knock. So can a peer that has begun a handshake: it has seen the certificate.
+// Key      from the id of the listener (authority.h), or from a token. The Store shows the id, connections do not. So a
+//          reader of the Store can knock, and a peer that has begun a handshake: it has seen the certificate. A knock
+//          by a token lets a reader of the network test guesses of the token.
 // Replay   A guard takes each nonce once, so a knock that has been heard opens nothing again here. A knock by a token
 //          opens a handshake at each listener with this token, once.
 // Threads  make_knock(): any. A guard belongs to one thread at a time.

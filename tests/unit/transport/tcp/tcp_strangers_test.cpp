@@ -1,4 +1,7 @@
 // Connections of strangers: who is heard, who gets a place, and what they cost.
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #include <array>
 #include <memory>
 #include <string>
@@ -210,6 +213,13 @@ TEST_CASE("transport/tcp: strangers have few places, and none if they say someth
     for (int i = 0; i < 200; ++i) {
       all.push_back(std::make_unique<Stranger>(pair->b));
       speak(*all.back());
+    }
+    for (const auto& one : all) {  // what each has said has arrived
+      int unsent = 1;
+      for (int i = 0; i < 1000 && unsent > 0; ++i) {
+        REQUIRE(::ioctl(one->socket.get(), SIOCOUTQ, &unsent) == 0);
+        if (unsent > 0) ::usleep(1000);
+      }
     }
     const int before = descriptors_open();
     const std::uint64_t refused = tcp(pair->b).counters().refused;

@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return body;
   };
   const std::uint8_t rules = feed.byte();
-  std::vector<std::string> tokens{token};
+  std::vector<core::SecretBytes> tokens{token};
   if ((rules & 16) != 0) tokens.insert((rules & 32) != 0 ? tokens.begin() : tokens.end(), "another token");
   admission::Visit visit(tokens, handler);
   const auto raw = [&](std::size_t bytes) {

@@ -258,9 +258,6 @@ class Play {
     if (feed_.below(2) == 0) progress(2);
   }
 
-  static tls::Mac knock_key_of(const TcpId& id) {
-    return tls::knock_key({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
-  }
   void add(core::Descriptor socket, bool dials) {
     Line line;
     line.socket = std::move(socket);
@@ -268,11 +265,11 @@ class Play {
       const auto& identity = feed_.below(8) == 0 ? jobs_.other.identity : jobs_.own.identity;
       if (dials) {
         auto made = tls::TlsChannel::dial(identity, line.socket.get(),
-                                          knock_key_of(feed_.below(8) == 0 ? ours_.id : there_.id));
+                                          tls::knock_key(feed_.below(8) == 0 ? ours_.id : there_.id));
         require(made.is_ok());
         line.channel = std::move(made).value();
       } else {
-        if (!guard_) guard_.emplace(std::vector{knock_key_of(ours_.id)});
+        if (!guard_) guard_.emplace(std::vector{tls::knock_key(ours_.id)});
         line.channel = tls::TlsChannel::accept(identity, line.socket.get(), *guard_);
       }
     }

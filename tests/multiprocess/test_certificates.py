@@ -87,6 +87,8 @@ def test_a_key_that_others_may_read_is_a_warning(authority):
     results = run_ranks(reductions, "1+1", env=env)
     said = lines_of(results.reports, "warn")
     assert len(said) == 1 and "all users of this host may read" in said[0][1] and "open.key" in said[0][1], said
+    with servers(1, token="", env=env) as running:
+        assert "all users of this host may read" in running[0].stop()
 
 
 @pytest.mark.parametrize("odd", [0, 2])

@@ -1,5 +1,6 @@
-"""HYBRIDPS_SECURITY=tls: everything works and nothing is seen on the wire; who has not the job's token is refused, and named."""
+"""HYBRIDPS_SECURITY=tls: everything works, nothing is seen on the wire or in a core dump, and a stranger is refused."""
 
+import hmac
 import json
 import os
 import re
@@ -197,3 +198,93 @@ def test_a_stranger_on_the_network_sees_nothing(tls):
             process.kill()
             process.wait()
         network.close()
+
+
+# What a core dump shows -----------------------------------------------------------------------------------------------
+
+WAITING_RANK = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("hybridps")
+dist.all_reduce(torch.ones(1000))
+print("ready", flush=True)
+sys.stdin.readline()
+dist.all_reduce(torch.ones(1000))
+dist.destroy_process_group()
+"""
+
+
+def times_in_memory(pid, wanted):
+    """How often each of `wanted` is in the process's own memory: (in what a core dump has, in the rest)."""
+    dumped, hidden = [0] * len(wanted), [0] * len(wanted)
+    mapping = None
+    with open(f"/proc/{pid}/smaps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) (.w.p)", line):
+                mapping = int(found[1], 16), int(found[2], 16)
+            elif re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                mapping = None
+            elif line.startswith("VmFlags:") and mapping:
+                counts = hidden if " dd" in line else dumped
+                begin, end = mapping
+                overlap = b""
+                while begin < end:
+                    memory.seek(begin)
+                    try:
+                        part = memory.read(min(end - begin, 16 << 20))
+                    except OSError:
+                        break  # for example the kernel's own page
+                    for i, one in enumerate(wanted):
+                        counts[i] += (overlap + part).count(one)
+                    overlap = part[-max(map(len, wanted)) + 1 :]
+                    begin += len(part)
+    return dumped, hidden
+
+
+def test_a_core_dump_shows_no_token(tmp_path):
+    token = os.urandom(32).hex()
+    file = tmp_path / "token"
+    file.write_text(token + "\n")
+    file.chmod(0o600)
+    keys = [
+        hmac.digest(token.encode(), label, "sha256")
+        for label in (b"hybridps tls authority 1", b"hybridps store seal 1")
+    ]
+    secret = {"HYBRIDPS_TOKEN": "", "HYBRIDPS_TOKEN_FILE": str(file), "HYBRIDPS_SECURITY": "tls"}
+    with servers(1, env=secret) as running:
+        port = harness.free_port()
+        ranks = []
+        try:
+            for rank in range(2):
+                environment = dict(os.environ) | settings(running, HYBRIDPS_SERVERS_REQUIRED="1") | secret
+                environment |= {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "HYBRIDPS_NODE": str(rank),
+                    "HYBRIDPS_INTERFACE": "lo",
+                    "OMP_NUM_THREADS": "1",
+                }
+                command = [sys.executable, "-c", WAITING_RANK]
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+                ranks.append(subprocess.Popen(command, env=environment, **pipes))
+            for rank in ranks:
+                assert rank.stdout.readline() == "ready\n"
+            try:
+                found = [times_in_memory(one.pid, [token.encode(), *keys]) for one in [*ranks, running[0].process]]
+            except PermissionError as error:
+                pytest.skip(f"no look into other processes here: {error}")
+            for dumped, hidden in found:
+                assert hidden[0] > 0, found  # it was looked for in the right place
+                assert dumped == [0, 0, 0], found
+            for rank in ranks:
+                rank.stdin.write("end\n")
+                rank.stdin.flush()
+            for rank in ranks:
+                rank.communicate(timeout=60)
+                assert rank.returncode == 0
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()

@@ -77,15 +77,12 @@ Status wait_for(int fd, short events, const core::Deadline& deadline, const std:
   }
 }
 
-/// In TLS. Without a token everybody can knock.
-tls::Mac knock_key_of(const std::string& token) { return tls::knock_key(tls::bytes_of(token)); }
-
 /// A connection, and the channel over it if the conversation goes in TLS. The calls are as send() and recv().
 struct Line : core::Pinned {
   explicit Line(int fd) : socket(fd) {}
-  /// Of the side that dials.
-  Status encrypt(const std::shared_ptr<const tls::Identity>& identity, const std::string& token) {
-    auto made = tls::TlsChannel::dial(identity, socket.fd, knock_key_of(token));
+  /// Of the side that dials. Without a token everybody can knock.
+  Status encrypt(const std::shared_ptr<const tls::Identity>& identity, const core::SecretBytes& token) {
+    auto made = tls::TlsChannel::dial(identity, socket.fd, tls::knock_key(token.bytes()));
     if (made.is_ok()) channel = std::move(made).value();
     return made.status();
   }
@@ -231,14 +228,15 @@ bool is_loopback(const Address& address) {
   return true;
 }
 
-core::Result<std::string> read_token(const std::string& token, const std::string& file_path, std::string* second) {
+core::Result<core::SecretBytes> read_token(const std::string& token, const std::string& file_path,
+                                           core::SecretBytes* second) {
   // Whoever asks a server gets an HMAC under the token, so a short one can be guessed at leisure.
   const auto is_long = [](std::string_view t) { return t.size() >= kTokenBytesMin; };
   const std::string short_text = " has fewer than " + std::to_string(kTokenBytesMin) +
                                  " bytes and can be guessed; make one with: (umask 077; openssl rand -hex 32 > FILE), "
                                  "for HYBRIDPS_TOKEN_FILE=FILE on all machines";
   if (!token.empty() && !is_long(token)) return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN" + short_text);
-  if (!token.empty() || file_path.empty()) return token;
+  if (!token.empty() || file_path.empty()) return core::SecretBytes(token);
   const std::string path = core::expand_home(file_path);
   const auto bad = [&](const std::string& why) {
     return Status(Code::kInvalidArgument, "HYBRIDPS_TOKEN_FILE " + path + why);
@@ -254,7 +252,9 @@ core::Result<std::string> read_token(const std::string& token, const std::string
   // group's.
   const mode_t others = info.st_uid == 0 ? S_IWGRP | S_IXGRP | S_IRWXO : S_IRWXG | S_IRWXO;
   if ((info.st_mode & others) != 0) return bad(" may be read by others; use chmod 600");
-  std::array<char, 4096> text{};
+  struct FileText : std::array<char, 4096> {
+    ~FileText() { ::explicit_bzero(data(), size()); }
+  } text{};
   const ssize_t got = ::read(file.fd, text.data(), text.size());
   if (got < 0) return bad(std::string(": ") + std::strerror(errno));
   const std::string_view all(text.data(), static_cast<std::size_t>(got));
@@ -266,16 +266,16 @@ core::Result<std::string> read_token(const std::string& token, const std::string
     const std::string_view rest = all.substr(all.find('\n') + 1);
     const std::string_view next = core::trim(rest.substr(0, rest.find('\n')));
     if (next.starts_with(kAlso)) {
-      *second = core::trim(next.substr(kAlso.size()));
-      if (!is_long(*second)) return bad(": its second token" + short_text);
-      if (*second == line) second->clear();
+      const std::string_view other = core::trim(next.substr(kAlso.size()));
+      if (!is_long(other)) return bad(": its second token" + short_text);
+      if (other != line) *second = other;
     }
   }
-  return std::string(line);
+  return core::SecretBytes(line);
 }
 
 core::Result<Bytes> ask(const Address& address, const Secret& secret, const Bytes& body, core::Deadline deadline) {
-  const std::string& token = secret.token;
+  const core::SecretBytes& token = secret.token;
   const std::string where = "the dedicated server " + address.text();
   const Status no_server(Code::kMismatch, address.text() + " does not speak as a hybridps-server of this version does");
   if (body.size() > kBodyBytesMax)
@@ -320,11 +320,11 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
     return status;
   const std::uint8_t* job = mine.value().data() + 8;
   const std::uint8_t* server = theirs.data() + 8;
-  const auto is_of_server = [&](const std::string& text) {
+  const auto is_of_server = [&](std::string_view text) {
     const Mac mac = mac_of(text, "server", job, server);
     return tls::is_equal(mac, theirs.data() + kHelloBytes) || tls::is_equal(mac, more.data());
   };
-  if (!is_of_server(token)) {
+  if (!is_of_server(token.text())) {
     const bool has_none = is_of_server("");
     return Status(Code::kInvalidArgument, where +
                                               (token.empty() ? " asks for a token, and this job has none"
@@ -333,8 +333,8 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
                                               "; give both sides the same HYBRIDPS_TOKEN or HYBRIDPS_TOKEN_FILE");
   }
   Bytes request;
-  const Mac proof = mac_of(token, "job", job, server);
-  const Mac seal = mac_of(token, "request", job, server, body);
+  const Mac proof = mac_of(token.text(), "job", job, server);
+  const Mac seal = mac_of(token.text(), "request", job, server, body);
   request.insert(request.end(), proof.begin(), proof.end());
   request.insert(request.end(), seal.begin(), seal.end());
   put_u32(request, static_cast<std::uint32_t>(body.size()));
@@ -349,7 +349,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
   if (status = read_all(line, answer.data(), answer.size(), deadline, where, "in the middle of its answer");
       !status.is_ok())
     return status;
-  if (!tls::is_equal(mac_of(token, "answer", job, server, answer), head.data())) return no_server;
+  if (!tls::is_equal(mac_of(token.text(), "answer", job, server, answer), head.data())) return no_server;
   const std::uint8_t code = answer.front();
   answer.erase(answer.begin());
   if (code == 0) return answer;
@@ -360,7 +360,7 @@ core::Result<Bytes> ask(const Address& address, const Secret& secret, const Byte
 // --- AdmissionServer -------------------------------------------------------------------------------------------------
 
 struct AdmissionServer::Guest : core::Pinned {
-  Guest(int f, std::span<const std::string> tokens, const Handler& handler, std::size_t body_bytes_max)
+  Guest(int f, std::span<const core::SecretBytes> tokens, const Handler& handler, std::size_t body_bytes_max)
       : line(f), visit(tokens, handler, body_bytes_max), deadline(core::Deadline::after(kStrangerPatience)) {}
   Line line;
   Visit visit;
@@ -387,7 +387,7 @@ core::Result<std::unique_ptr<AdmissionServer>> AdmissionServer::open(const Addre
     if (!identity.is_ok()) return identity.status();
     admission->identity_ = std::move(identity).value();
     std::vector<tls::Mac> keys;
-    for (const std::string& token : admission->tokens_) keys.push_back(knock_key_of(token));
+    for (const core::SecretBytes& token : admission->tokens_) keys.push_back(tls::knock_key(token.bytes()));
     admission->guard_.emplace(std::move(keys));
   }
   std::string why = "no address";

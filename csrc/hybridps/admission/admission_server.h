@@ -46,20 +46,23 @@ inline constexpr std::size_t kTokenBytesMin = 16;
 /// empty. kInvalidArgument: the file cannot be read, is neither ours nor root's, has no token in its first 4 KiB, or
 /// others may access it. The group may read a file of root's.
 /// `second`: receives the token of a second line "also TOKEN", that a server takes as well. May be null.
-core::Result<std::string> read_token(const std::string& token, const std::string& file_path,
-                                     std::string* second = nullptr);
+core::Result<core::SecretBytes> read_token(const std::string& token, const std::string& file_path,
+                                           core::SecretBytes* second = nullptr);
 
 /// What a job and its servers share.
 struct Secret {
   Secret() = default;
-  Secret(std::string text, std::shared_ptr<const tls::Authority> of = {},  // NOLINT: a token is a secret
+  Secret(core::SecretBytes text, std::shared_ptr<const tls::Authority> of = {},  // NOLINT: a token is a secret
          std::shared_ptr<const tls::Identity> own = {})
       : token(std::move(text)), authority(std::move(of)), identity(std::move(own)) {}
-  Secret(const char* text) : token(text) {}  // NOLINT: the same
-  std::vector<std::string> tokens() const { return second.empty() ? std::vector{token} : std::vector{token, second}; }
+  Secret(const std::string& text) : token(text) {}  // NOLINT: the same
+  Secret(const char* text) : token(text) {}         // NOLINT: the same
+  std::vector<core::SecretBytes> tokens() const {
+    return second.empty() ? std::vector{token} : std::vector{token, second};
+  }
 
-  std::string token;
-  std::string second;                               // that a server takes as well; empty: none
+  core::SecretBytes token;
+  core::SecretBytes second;                         // that a server takes as well; empty: none
   std::shared_ptr<const tls::Authority> authority;  // null: conversations go in clear
   std::shared_ptr<const tls::Identity> identity;    // of this process; null: each conversation makes one
 };
@@ -103,7 +106,7 @@ class AdmissionServer : core::Pinned {
   void leave(const Guest& guest);
 
   const Secret secret_;
-  const std::vector<std::string> tokens_;
+  const std::vector<core::SecretBytes> tokens_;
   std::shared_ptr<const tls::Identity> identity_;  // null: in clear
   std::optional<tls::KnockGuard> guard_;           // in TLS; of the server's thread
   const Handler handler_;

@@ -12,7 +12,7 @@ namespace hybridps::admission {
 using core::Code;
 using core::Status;
 
-Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
+Mac mac_of(std::string_view token, std::string_view role, const std::uint8_t* job_nonce,
            const std::uint8_t* server_nonce, const Bytes& body) {
   return tls::hmac(tls::bytes_of(token),
                    {tls::bytes_of(role), {job_nonce, kNonceBytes}, {server_nonce, kNonceBytes}, body});
@@ -56,8 +56,8 @@ bool Visit::understand() {
       server_nonce_.assign(mine.value().begin() + 8, mine.value().end());
       out_ = std::move(mine).value();
       for (std::size_t i = 0; i < kTokensMax; ++i) {
-        const std::string& token = tokens_[std::min(i, tokens_.size() - 1)];
-        const Mac mac = mac_of(token, "server", job_nonce_.data(), server_nonce_.data());
+        const core::SecretBytes& token = tokens_[std::min(i, tokens_.size() - 1)];
+        const Mac mac = mac_of(token.text(), "server", job_nonce_.data(), server_nonce_.data());
         out_.insert(out_.end(), mac.begin(), mac.end());
       }
       // A job of another version learns our version and can report the mismatch.
@@ -66,8 +66,9 @@ bool Visit::understand() {
       break;
     }
     case VisitState::kProof: {
-      for (const std::string& token : tokens_)
-        if (tls::is_equal(mac_of(token, "job", job_nonce_.data(), server_nonce_.data()), in_.data())) token_ = &token;
+      for (const core::SecretBytes& token : tokens_)
+        if (tls::is_equal(mac_of(token.text(), "job", job_nonce_.data(), server_nonce_.data()), in_.data()))
+          token_ = &token;
       if (token_ == nullptr) return false;
       std::copy_n(in_.begin() + kMacBytes, kMacBytes, seal_.begin());
       const std::uint32_t length = get_u32(in_.data() + 2 * kMacBytes);
@@ -80,7 +81,7 @@ bool Visit::understand() {
       break;
     }
     case VisitState::kBody: {
-      if (!tls::is_equal(mac_of(*token_, "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
+      if (!tls::is_equal(mac_of(token_->text(), "request", job_nonce_.data(), server_nonce_.data(), in_), seal_.data()))
         return false;
       answer(handler_(in_));
       break;
@@ -105,7 +106,7 @@ void Visit::answer(const core::Result<Bytes>& result) {
     said.push_back(static_cast<std::uint8_t>(result.status().code()));
     said.insert(said.end(), text.begin(), text.end());
   }
-  const Mac mac = mac_of(*token_, "answer", job_nonce_.data(), server_nonce_.data(), said);
+  const Mac mac = mac_of(token_->text(), "answer", job_nonce_.data(), server_nonce_.data(), said);
   out_.insert(out_.end(), mac.begin(), mac.end());
   put_u32(out_, static_cast<std::uint32_t>(said.size()));
   out_.insert(out_.end(), said.begin(), said.end());

@@ -6,6 +6,8 @@
 //   mac("job", nonces) | mac(body) | length | body -->
 //   <------------------------------- mac(body) | length | body
 //
+//   With HYBRIDPS_SECURITY=tls the job knocks first (tls/knock.h), and all that follows goes in TLS.
+//
 //   magic u32, version u32, nonce 36 bytes, mac 32 bytes (HMAC-SHA256 with the token), length u32; little-endian.
 //   A request's body is opaque here. An answer's body is status u8 (0: ok) and bytes.
 //
@@ -25,6 +27,7 @@
 
 #include "hybridps/bootstrap/key_value.h"
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/secret_bytes.h"
 #include "hybridps/core/status.h"
 #include "hybridps/tls/hmac.h"
 
@@ -45,7 +48,7 @@ inline constexpr std::size_t kLargeBytes = std::size_t{64} << 10;
 using tls::Mac;
 static_assert(sizeof(Mac) == kMacBytes);
 
-Mac mac_of(const std::string& token, std::string_view role, const std::uint8_t* job_nonce,
+Mac mac_of(std::string_view token, std::string_view role, const std::uint8_t* job_nonce,
            const std::uint8_t* server_nonce, const Bytes& body = {});
 void put_u32(Bytes& out, std::uint32_t value);
 std::uint32_t get_u32(const std::uint8_t* at);
@@ -59,7 +62,7 @@ using Handler = std::function<core::Result<Bytes>(const Bytes& body)>;
 class Visit : core::Pinned {
  public:
   /// `tokens`, one to kTokensMax, and `handler` must outlive the Visit.
-  Visit(std::span<const std::string> tokens, const Handler& handler, std::size_t body_bytes_max = kBodyBytesMax)
+  Visit(std::span<const core::SecretBytes> tokens, const Handler& handler, std::size_t body_bytes_max = kBodyBytesMax)
       : tokens_(tokens), handler_(handler), body_bytes_max_(body_bytes_max) {}
 
   /// Takes the visitor's next bytes, at most wanted(). False: the conversation is over; drop the visitor.
@@ -84,8 +87,8 @@ class Visit : core::Pinned {
   bool understand();
   void answer(const core::Result<Bytes>& result);
 
-  const std::span<const std::string> tokens_;
-  const std::string* token_ = nullptr;  // the visitor's
+  const std::span<const core::SecretBytes> tokens_;
+  const core::SecretBytes* token_ = nullptr;  // the visitor's
   const Handler& handler_;
   const std::size_t body_bytes_max_;
   VisitState state_ = VisitState::kHello;

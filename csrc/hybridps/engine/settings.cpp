@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <sys/stat.h>
 
 #include <array>
 #include <thread>
@@ -83,11 +82,8 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
       checked.warnings.push_back(std::move(text));
   }
   if (checked.secret.authority) refuse(check_host(*checked.secret.authority, checked.interfaces.control));
-  struct stat key{};
-  if (const std::string& path = config.certificate_paths.key;
-      checked.secret.authority && !path.empty() && ::stat(path.c_str(), &key) == 0 && (key.st_mode & S_IRWXO) != 0)
-    checked.warnings.push_back("GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY: all users of this host may read " +
-                               core::quoted(path) + "; use chmod 600");
+  if (checked.secret.authority && !checked.secret.authority->warning().empty())
+    checked.warnings.push_back(checked.secret.authority->warning());
   if (!config.metrics_listen.empty())
     refuse(admission::parse_address(config.metrics_listen).status(), "HYBRIDPS_METRICS_LISTEN: ");
   if (!config.interface.empty()) refuse(transport::validate_device(config.interface), "HYBRIDPS_INTERFACE: ");
@@ -95,8 +91,9 @@ CheckedSettings check_settings(const core::Config& config, LocalRank place) {
 }
 
 core::Result<admission::Secret> read_secret(const core::Config& config, bool serves) {
-  std::string second;
-  core::Result<std::string> token = admission::read_token(config.token, config.token_file, serves ? &second : nullptr);
+  core::SecretBytes second;
+  core::Result<core::SecretBytes> token =
+      admission::read_token(config.token, config.token_file, serves ? &second : nullptr);
   if (!token.is_ok()) return token.status();
   admission::Secret secret(std::move(token).value());
   secret.second = std::move(second);

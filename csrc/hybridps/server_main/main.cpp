@@ -200,6 +200,8 @@ int main(int argc, char** argv) {
   Result<hybridps::admission::Secret> secret = hybridps::engine::read_secret(config.value(), /*serves=*/true);
   if (!secret.is_ok()) return wrong(std::string(secret.status().message()));
   arguments.options.secret = std::move(secret).value();
+  if (const auto& authority = arguments.options.secret.authority; authority && !authority->warning().empty())
+    hybridps::core::log_warn(authority->warning());
   const std::string place = arguments.options.listen.text();
   if (!arguments.options.secret.second.empty())
     std::fprintf(stderr, "hybridps-server: jobs with the second token of HYBRIDPS_TOKEN_FILE are served, too\n");

@@ -30,8 +30,19 @@ Status refused(const char* what) {
   return {Code::kInternal, std::string("OpenSSL cannot make ") + what + ": " + openssl_text()};
 }
 
-Key key_from(const Mac& seed) {
-  return Key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+/// `seed` is overwritten.
+Key key_from(Mac&& seed) {
+  Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+  OPENSSL_cleanse(seed.data(), seed.size());
+  return key;
+}
+
+/// Only what checks signatures.
+Key public_part(EVP_PKEY* key) {
+  std::array<unsigned char, 32> bytes{};
+  std::size_t size = bytes.size();
+  if (key == nullptr || EVP_PKEY_get_raw_public_key(key, bytes.data(), &size) != 1) return {};
+  return Key(EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, bytes.data(), size));
 }
 
 bool set_name(X509_NAME* name, const char* text) {
@@ -47,31 +58,16 @@ bool add_constraint(X509* certificate, const char* text) {
   return is_added;
 }
 
-/// Empty: OpenSSL refuses.
-Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, const char* constraint) {
-  Certificate made(X509_new());
-  std::uint64_t serial = 0;
-  X509* const one = made.get();
-  const bool is_made =
-      one != nullptr && RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
-      X509_set_version(one, 2) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(one), serial) == 1 &&
-      ASN1_TIME_set_string_X509(X509_getm_notBefore(one), kFirstDay) == 1 &&
-      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 && set_name(X509_get_subject_name(one), subject) &&
-      set_name(X509_get_issuer_name(one), kAuthorityName) && X509_set_pubkey(one, key) == 1 &&
-      add_constraint(one, constraint) && X509_sign(one, signer, nullptr) > 0;
-  return is_made ? std::move(made) : Certificate();
-}
-
 Key random_key() {
   Mac seed{};
-  return RAND_bytes(seed.data(), static_cast<int>(seed.size())) == 1 ? key_from(seed) : Key();
+  return RAND_bytes(seed.data(), static_cast<int>(seed.size())) == 1 ? key_from(std::move(seed)) : Key();
 }
 
-Key authority_key(const std::string& token) { return key_from(hmac(bytes_of(token), {bytes_of(kAuthorityLabel)})); }
+Key authority_key(const core::SecretBytes& token) { return key_from(hmac(token.bytes(), {bytes_of(kAuthorityLabel)})); }
 
 /// In place of OpenSSL's check of a chain: whether the certificate that came is signed by the key of a token, or by a
-/// key for which another certificate that came is. All certificates here are valid for ever, and all that hold a token
-/// may sign.
+/// key for which another certificate that came is, if that one may sign: those of listeners may not. All certificates
+/// here are valid for ever, and all that hold a token may sign.
 int check_signatures(X509_STORE_CTX* context, void* keys) {
   const auto& trusted = *static_cast<const std::vector<Key>*>(keys);
   X509* const leaf = X509_STORE_CTX_get0_cert(context);
@@ -83,7 +79,7 @@ int check_signatures(X509_STORE_CTX* context, void* keys) {
   bool is_good = leaf != nullptr && is_signed_by_token(leaf);
   for (int i = 0; !is_good && leaf != nullptr && i < std::min(sk_X509_num(others), kOthersMax); ++i) {
     X509* const one = sk_X509_value(others, i);
-    is_good = is_signed_by_token(one) && X509_verify(leaf, X509_get0_pubkey(one)) == 1;
+    is_good = X509_check_ca(one) == 1 && is_signed_by_token(one) && X509_verify(leaf, X509_get0_pubkey(one)) == 1;
   }
   ERR_clear_error();  // of the signatures that were tried
   X509_STORE_CTX_set_error(context, is_good ? X509_V_OK : X509_V_ERR_CERT_SIGNATURE_FAILURE);
@@ -100,7 +96,40 @@ bool id_of(X509* certificate, PeerId& id) {
   return true;
 }
 
-Mac seal_key_of(const std::string& token) { return hmac(bytes_of(token), {bytes_of(kSealLabel)}); }
+Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, const char* constraint) {
+  Certificate made(X509_new());
+  std::uint64_t serial = 0;
+  X509* const one = made.get();
+  const bool is_made =
+      one != nullptr && RAND_bytes(reinterpret_cast<unsigned char*>(&serial), sizeof serial) == 1 &&
+      X509_set_version(one, 2) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(one), serial) == 1 &&
+      ASN1_TIME_set_string_X509(X509_getm_notBefore(one), kFirstDay) == 1 &&
+      ASN1_TIME_set_string(X509_getm_notAfter(one), kLastDay) == 1 && set_name(X509_get_subject_name(one), subject) &&
+      set_name(X509_get_issuer_name(one), kAuthorityName) && X509_set_pubkey(one, key) == 1 &&
+      add_constraint(one, constraint) && X509_sign(one, signer, nullptr) > 0;
+  return is_made ? std::move(made) : Certificate();
+}
+
+core::SecretBytes seal_key_of(const core::SecretBytes& token) {
+  Mac key = hmac(token.bytes(), {bytes_of(kSealLabel)});
+  core::SecretBytes kept(std::span<const std::uint8_t>{key});
+  OPENSSL_cleanse(key.data(), key.size());
+  return kept;
+}
+
+core::SecretBytes to_secret(EVP_PKEY* key) {
+  unsigned char* der = nullptr;
+  const int bytes = key != nullptr ? i2d_PrivateKey(key, &der) : -1;
+  if (bytes <= 0) return {};
+  core::SecretBytes secret(std::span<const std::uint8_t>(der, static_cast<std::size_t>(bytes)));
+  OPENSSL_clear_free(der, static_cast<std::size_t>(bytes));
+  return secret;
+}
+
+Key signing_key(const core::SecretBytes& secret) {
+  const unsigned char* at = secret.bytes().data();
+  return Key(d2i_AutoPrivateKey(nullptr, &at, static_cast<long>(secret.bytes().size())));
+}
 
 std::string openssl_text() {
   const unsigned long code = ERR_get_error();
@@ -119,28 +148,31 @@ bool Identity::may_meet_strangers() const noexcept { return state_->is_of_user |
 Authority::Authority(std::shared_ptr<AuthorityState> state) : state_(std::move(state)) {}
 Authority::~Authority() = default;
 
-core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::string& token,
-                                                                     const std::string& second) {
+core::Result<std::shared_ptr<const Authority>> Authority::from_token(const core::SecretBytes& token,
+                                                                     const core::SecretBytes& second) {
   const core::Result<const LibSsl*> ssl = load_libssl();
   if (!ssl.is_ok()) return ssl.status();
   auto state = std::make_shared<AuthorityState>();
   state->ssl = ssl.value();
-  for (const std::string& one : second.empty() ? std::vector{token} : std::vector{token, second}) {
-    state->token_keys.push_back(authority_key(one));
+  std::vector<Key> keys;
+  for (const core::SecretBytes& one : second.empty() ? std::vector{token} : std::vector{token, second}) {
+    keys.push_back(authority_key(one));
+    state->token_keys.push_back(public_part(keys.back().get()));
     if (!state->token_keys.back()) return refused("the key of the job");
   }
   if (second.empty()) {
-    state->key = authority_key(token);
-  } else {  // a key of this process alone: nobody else can sign with what both tokens' authorities vouch for
-    state->key = random_key();
-    for (const Key& by : state->token_keys) {
+    state->key = to_secret(keys.front().get());
+  } else {  // certificates of both tokens vouch for a random key of this process, which signs for its listeners
+    const Key own = random_key();
+    state->key = to_secret(own.get());
+    for (const Key& by : keys) {
       Certificate made =
-          state->key ? make_certificate(kAuthorityName, state->key.get(), by.get(), "critical,CA:TRUE,pathlen:0")
-                     : Certificate();
+          own ? make_certificate(kAuthorityName, own.get(), by.get(), "critical,CA:TRUE,pathlen:0") : Certificate();
       if (!made) return refused("a certificate of the tokens");
       state->between.push_back(std::move(made));
     }
   }
+  if (state->key.empty()) return refused("the key of the job");
   state->seal_key = seal_key_of(token);
   state->text = second.empty() ? "TLS by the token" : "TLS by either of two tokens";
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
@@ -149,10 +181,11 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const std::
 core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   const LibSsl& ssl = *state_->ssl;
   const Key key = random_key();
-  const Certificate certificate =
-      !key                 ? Certificate()
-      : state_->is_of_user ? make_proxy(key.get(), state_->certificate.get(), state_->key.get())
-                           : make_certificate(kMemberName, key.get(), state_->key.get(), "critical,CA:FALSE");
+  const Key signer = signing_key(state_->key);
+  const Certificate certificate = !key || !signer ? Certificate()
+                                  : state_->is_of_user
+                                      ? make_proxy(key.get(), state_->certificate.get(), signer.get())
+                                      : make_certificate(kMemberName, key.get(), signer.get(), "critical,CA:FALSE");
   if (!certificate) return refused("a certificate");
   auto made = std::make_unique<Identity::IdentityState>();
   made->ssl = state_->ssl;
@@ -189,7 +222,9 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
 
 const std::string& Authority::text() const noexcept { return state_->text; }
 
-bool Authority::can_seal() const noexcept { return state_->seal_key.has_value(); }
+const std::string& Authority::warning() const noexcept { return state_->warning; }
+
+bool Authority::can_seal() const noexcept { return !state_->seal_key.empty(); }
 
 bool Authority::is_for_one_of(std::span<const std::string> hosts) const {
   if (!state_->is_of_user) return true;
@@ -200,7 +235,7 @@ bool Authority::is_for_one_of(std::span<const std::string> hosts) const {
 
 Mac Authority::seal(std::string_view key, std::span<const std::uint8_t> value) const {
   constexpr std::uint8_t kEnd = 0;  // no key has this byte
-  return hmac(*state_->seal_key, {bytes_of(key), {&kEnd, 1}, value});
+  return hmac(state_->seal_key.bytes(), {bytes_of(key), {&kEnd, 1}, value});
 }
 
 }  // namespace hybridps::tls

@@ -3,6 +3,8 @@
 //
 // Model    Each listener makes its own key and certificate, and keeps both for its life. A peer's id is a hash of its
 //          certificate. So no process can take the id of another process. Keys are never written to a file.
+// Memory   The token, and what follows from it, stay in SecretBytes: a core dump shows a listener's own key at most.
+//          The key is worth nothing after its process: it signs no certificates.
 // Token    The key of a certificate authority follows from the token alone, so it is the same in all processes that
 //          hold the token. This authority signs the certificates of listeners. A process without the token gets no
 //          connection. The key of seals (sealed_store.h) also follows from the token. 16 bytes at least
@@ -23,6 +25,7 @@
 #include <string_view>
 
 #include "hybridps/core/pinned.h"
+#include "hybridps/core/secret_bytes.h"
 #include "hybridps/core/status.h"
 #include "hybridps/tls/hmac.h"
 
@@ -63,13 +66,13 @@ class Authority : core::Pinned {
   /// `second`: peers may hold this token instead; may be empty. Listeners then have certificates that a random key of
   /// this object has signed, and certificates of this key by both tokens. kUnsupported: no libssl. kInternal: OpenSSL
   /// refuses, with its words.
-  static core::Result<std::shared_ptr<const Authority>> from_token(const std::string& token,
-                                                                   const std::string& second = {});
+  static core::Result<std::shared_ptr<const Authority>> from_token(const core::SecretBytes& token,
+                                                                   const core::SecretBytes& second = {});
   /// `token`: for seals; may be empty. Also kInvalidArgument: a file that cannot be read or has something else in it, a
   /// key of another certificate, or a chain that a peer with the same authorities would refuse, for example because a
   /// certificate has expired.
   static core::Result<std::shared_ptr<const Authority>> from_certificates(const CertificateFiles& files,
-                                                                          const std::string& token);
+                                                                          const core::SecretBytes& token);
   explicit Authority(std::shared_ptr<AuthorityState> state);
   ~Authority();
 
@@ -77,6 +80,8 @@ class Authority : core::Pinned {
   core::Result<std::shared_ptr<const Identity>> make_identity() const;
   /// For tools: what vouches for this process.
   const std::string& text() const noexcept;
+  /// What the user should know of the files; mostly empty.
+  const std::string& warning() const noexcept;
   /// Whether the user's certificate of this host is for one of `hosts`, names or addresses. True without such a
   /// certificate, and if it names no host at all.
   bool is_for_one_of(std::span<const std::string> hosts) const;

@@ -5,10 +5,10 @@
 #include <openssl/x509.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "hybridps/core/secret_bytes.h"
 #include "hybridps/tls/authority.h"
 #include "hybridps/tls/libssl.h"
 
@@ -27,14 +27,15 @@ using TrustStore = std::unique_ptr<X509_STORE, FreeBy<X509_STORE_free>>;
 
 struct Authority::AuthorityState {
   const LibSsl* ssl = nullptr;
-  Key key;                           // signs the certificates of listeners
+  core::SecretBytes key;             // signs the certificates of listeners; as signing_key() takes it
   Certificate certificate;           // the user's, of `key`
   std::vector<Certificate> between;  // from `certificate` to an authority that peers trust
   TrustStore trusted;                // of the user's authorities
-  std::vector<Key> token_keys;       // one or two
+  std::vector<Key> token_keys;       // public, one or two
   bool is_of_user = false;
-  std::optional<Mac> seal_key;
+  core::SecretBytes seal_key;  // empty: no token
   std::string text;
+  std::string warning;
 };
 
 struct Identity::IdentityState {
@@ -53,7 +54,14 @@ inline constexpr long kChainBytesMax = 12 << 10;
 
 /// False: OpenSSL cannot write it out.
 bool id_of(X509* certificate, PeerId& id);
-Mac seal_key_of(const std::string& token);
+core::SecretBytes seal_key_of(const core::SecretBytes& token);
+/// A private key, in DER. Empty: OpenSSL refuses.
+core::SecretBytes to_secret(EVP_PKEY* key);
+/// Null: OpenSSL refuses. OpenSSL overwrites the object's memory when it goes.
+Key signing_key(const core::SecretBytes& secret);
+/// A certificate for `key`, valid for ever. `constraint`: whether it may sign others, in OpenSSL's words. Null: OpenSSL
+/// refuses.
+Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, const char* constraint);
 /// A certificate for `key`, signed by `issuer`, which is no authority (RFC 3820). Null: OpenSSL refuses.
 Certificate make_proxy(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key);
 /// kOfAnyDomain: a name without a dot fits the first part of a name. A host often does not know its own domain.

@@ -84,7 +84,8 @@ std::vector<std::string> hosts_of(X509* certificate) {
 }
 
 /// A file to read PEM from, in memory: OpenSSL's own words for a file that cannot be read are numbers.
-core::Result<Bio> open_file(const std::string& path) {
+/// `mode`: receives the file's; may be null.
+core::Result<Bio> open_file(const std::string& path, mode_t* mode = nullptr) {
   const auto cannot = [&] { return bad(path, std::string("cannot be read: ") + std::strerror(errno)); };
   core::Descriptor file;
   {
@@ -94,6 +95,7 @@ core::Result<Bio> open_file(const std::string& path) {
   struct stat info{};
   if (!file || ::fstat(file.get(), &info) != 0) return cannot();
   if (!S_ISREG(info.st_mode)) return bad(path, "cannot be read: it is no file");
+  if (mode != nullptr) *mode = info.st_mode;
   Bio memory(BIO_new(BIO_s_mem()));
   std::array<unsigned char, 4096> part{};
   std::size_t bytes = 0;
@@ -117,8 +119,8 @@ bool is_at_end() {
   return ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
 }
 
-core::Result<Key> read_key(const std::string& path) {
-  core::Result<Bio> file = open_file(path);
+core::Result<Key> read_key(const std::string& path, mode_t& mode) {
+  core::Result<Bio> file = open_file(path, &mode);
   if (!file.is_ok()) return file.status();
   Key key(PEM_read_bio_PrivateKey(file.value().get(), nullptr, &no_password, nullptr));
   if (!key) return bad(path, "has no private key in PEM without a password: " + openssl_text());
@@ -250,22 +252,25 @@ Certificate make_proxy(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key) {
 }
 
 core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(const CertificateFiles& files,
-                                                                            const std::string& token) {
+                                                                            const core::SecretBytes& token) {
   const core::Result<const LibSsl*> ssl = load_libssl();
   if (!ssl.is_ok()) return ssl.status();
   ERR_clear_error();  // this thread's older errors are none of ours
-  core::Result<Key> key = read_key(files.key);
-  if (!key.is_ok()) return key.status();
+  mode_t mode = 0;
+  core::Result<Key> read = read_key(files.key, mode);
+  if (!read.is_ok()) return read.status();
+  const Key key = std::move(read).value();
   core::Result<std::vector<Certificate>> chain = read_certificates(files.certificates);
   if (!chain.is_ok()) return chain.status();
   auto state = std::make_unique<AuthorityState>();
   state->ssl = ssl.value();
   state->is_of_user = true;
-  state->key = std::move(key).value();
+  state->key = to_secret(key.get());
+  if (state->key.empty()) return bad(files.key, "cannot be kept: " + openssl_text());
   state->between = std::move(chain).value();
   state->certificate = std::move(state->between.front());
   state->between.erase(state->between.begin());
-  if (X509_check_private_key(state->certificate.get(), state->key.get()) != 1) {
+  if (X509_check_private_key(state->certificate.get(), key.get()) != 1) {
     ERR_clear_error();
     return bad(files.key, "is the key of another certificate than the first of " + files.certificates);
   }
@@ -287,12 +292,15 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(cons
   const Stack behind(sk_X509_new_null());
   bool is_pushed = behind && sk_X509_push(behind.get(), state->certificate.get()) > 0;
   for (const Certificate& one : state->between) is_pushed = is_pushed && sk_X509_push(behind.get(), one.get()) > 0;
-  const Certificate trial = make_proxy(state->key.get(), state->certificate.get(), state->key.get());
+  const Certificate trial = make_proxy(key.get(), state->certificate.get(), key.get());
   if (!is_pushed || !trial) return bad(files.key, "cannot sign: " + openssl_text());
   for (const char* const purpose : {"ssl_client", "ssl_server"})
     if (Status status = verify(trusted, trial.get(), behind.get(), purpose, level, files.certificates); !status.is_ok())
       return status;
 
+  if ((mode & S_IRWXO) != 0)
+    state->warning = "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY: all users of this host may read " + core::quoted(files.key) +
+                     "; use chmod 600";
   state->text = "TLS by certificates: " + name_of(X509_get_subject_name(state->certificate.get())) + ", until " +
                 text_of(X509_get0_notAfter(state->certificate.get()));
   std::string hosts;

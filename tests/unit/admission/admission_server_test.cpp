@@ -316,7 +316,7 @@ TEST_CASE("admission: what only this machine reaches is told from the rest", "[a
 
 TEST_CASE("admission: tokens from files", "[admission][fast]") {
   CHECK(admission::read_token("", "").value().empty());
-  CHECK(admission::read_token("a token as it is", "/nonexistent").value() == "a token as it is");
+  CHECK(admission::read_token("a token as it is", "/nonexistent").value().text() == "a token as it is");
   CHECK_FALSE(admission::read_token("", "/nonexistent").is_ok());
   char path[] = "/tmp/hybridps-token-XXXXXX";
   const int fd = ::mkstemp(path);
@@ -324,27 +324,27 @@ TEST_CASE("admission: tokens from files", "[admission][fast]") {
   ::close(fd);
   CHECK_FALSE(admission::read_token("", path).is_ok());  // empty
   std::ofstream(path) << "  a token of a file \nsecond line\n";
-  CHECK(admission::read_token("", path).value() == "a token of a file");
-  std::string second;
+  CHECK(admission::read_token("", path).value().text() == "a token of a file");
+  core::SecretBytes second;
   std::ofstream(path) << "a token of a file\nalso short\n";
   CHECK(admission::read_token("", path, &second).status().message().find("its second token has fewer than 16") !=
         std::string::npos);
   for (const char* const rest :
        {"", "\n", "\n\nalso a token of a third line", "\n# a line for those who read it", "\nalso a token of a file"}) {
-    second = "";
+    second = {};
     std::ofstream(path) << "a token of a file" << rest;
-    CHECK(admission::read_token("", path, &second).value() == "a token of a file");
+    CHECK(admission::read_token("", path, &second).value().text() == "a token of a file");
     CHECK(second.empty());
   }
   std::ofstream(path) << "a token of a file\n also a token of before \nthird\n";
-  CHECK(admission::read_token("", path, &second).value() == "a token of a file");
-  CHECK(second == "a token of before");
-  CHECK(admission::read_token("a token as it is", path, &(second = "")).value() == "a token as it is");
+  CHECK(admission::read_token("", path, &second).value().text() == "a token of a file");
+  CHECK(second.text() == "a token of before");
+  CHECK(admission::read_token("a token as it is", path, &(second = {})).value().text() == "a token as it is");
   CHECK(second.empty());
   const char* home = std::getenv("HOME");
   const std::string kept = home != nullptr ? home : "";
   REQUIRE(setenv("HOME", "/tmp", 1) == 0);
-  CHECK(admission::read_token("", "~" + std::string(path).substr(4)).value() == "a token of a file");
+  CHECK(admission::read_token("", "~" + std::string(path).substr(4)).value().text() == "a token of a file");
   REQUIRE(setenv("HOME", kept.c_str(), 1) == 0);
   ::chmod(path, 0644);
   CHECK(admission::read_token("", path).status().message().find("chmod 600") != std::string::npos);
@@ -373,7 +373,7 @@ TEST_CASE("admission: a file of another user is no token, and a group may read r
     const auto token = admission::read_token("", path);
     REQUIRE(seteuid(0) == 0);
     REQUIRE(setegid(0) == 0);
-    return token.is_ok() ? token.value() : std::string(token.status().message());
+    return std::string(token.is_ok() ? token.value().text() : token.status().message());
   };
   REQUIRE(::chown(path, kSomebody, kSomebody) == 0);
   REQUIRE(::chmod(path, 0600) == 0);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hybridps/core/descriptor.h"
+#include "hybridps/tls/authority_impl.h"
 #include "hybridps/tls/channel.h"
 #include "hybridps/tls/sealed_store.h"
 #include "tests/support/catch.h"
@@ -299,6 +300,29 @@ TEST_CASE("tls: a process with two tokens talks to holders of either, and these 
   CHECK_FALSE(talks(identity(authority(now)), identity(authority(before))));
   CHECK_FALSE(talks(identity(authority(before)), identity(authority(now))));
   CHECK(made.value()->seal("key", {}) == authority(now)->seal("key", {}));
+}
+
+TEST_CASE("tls: a listener's own key signs no certificate that peers take", "[tls][fast]") {
+  const std::string token = "a token of some length";
+  const Mac seed = hmac(bytes_of(token), {bytes_of("hybridps tls authority 1")});
+  const Key of_token(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+  for (const bool may_sign : {true, false}) {
+    // Its chain is that of a listener: a certificate by the token, and one by the key of that certificate.
+    Mac own{};
+    own.fill(7);
+    const Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, own.data(), own.size()));
+    auto state = std::make_shared<Authority::AuthorityState>();
+    state->ssl = load_libssl().value();
+    state->key = to_secret(key.get());
+    state->token_keys.push_back(signing_key(to_secret(of_token.get())));
+    state->between.push_back(make_certificate("hybridps", key.get(), of_token.get(),
+                                              may_sign ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE"));
+    const auto heir = identity(std::make_shared<Authority>(std::move(state)));
+    Wire wire(heir, identity(authority(token)));
+    (void)wire.write(0, "a greeting");
+    wire.shake();
+    CHECK((wire.read(1) == "a greeting") == may_sign);
+  }
 }
 
 TEST_CASE("tls: an alert says that the job is another one only if it is of certificates", "[tls][fast]") {

@@ -10,14 +10,10 @@ namespace hybridps::transport {
 core::Status TcpTransportImpl::begin_channel(TcpLink& link) {
   link.channel.reset();
   if (!identity_) return core::Status::ok();
-  auto made = tls::TlsChannel::dial(identity_, link.socket.get(), knock_key_of(link.peer));
+  auto made = tls::TlsChannel::dial(identity_, link.socket.get(), tls::knock_key(link.peer));
   if (!made.is_ok()) return made.status();
   link.channel = std::move(made).value();
   return core::Status::ok();
-}
-
-tls::Mac TcpTransportImpl::knock_key_of(const TcpId& id) {
-  return tls::knock_key({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
 }
 
 ssize_t TcpTransportImpl::put(TcpLink& link, const iovec* parts, std::size_t count) {

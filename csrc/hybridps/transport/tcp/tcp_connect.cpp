@@ -473,12 +473,11 @@ void TcpTransportImpl::greet(TcpLink& link) {
   std::optional<TcpGreeting> greeting = decode_greeting(bytes, address_.id);
   if (greeting && !proves(link, greeting->from)) greeting.reset();
   const auto hang_up = [&](TcpAnswer answer) {
-    const bool is_ours = is_greeting(bytes);
-    if (is_ours) say(link, {answer, {}});
-    refuse(link, /*reset=*/!is_ours);
+    say(link, {answer, {}});
+    refuse(link, /*reset=*/false);
   };
   if (!greeting) return hang_up(TcpAnswer::kNotHere);
-  set_options(link.socket.get());
+  set_options(link.socket.get());  // not at the accept: a stranger must not cost so many system calls
   if (find_damage(greeting->from) != nullptr) return hang_up(TcpAnswer::kDamaged);
   if (TcpLink* const known = find_session(*greeting)) return resume(*known, link, *greeting);
   TcpEndpoint* endpoint = nullptr;

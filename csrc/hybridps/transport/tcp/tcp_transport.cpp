@@ -83,7 +83,7 @@ core::Status TcpTransportImpl::start() {
     identity_ = std::move(made).value();
     address_.id = identity_->id();
     address_.has_tls = true;
-    guard_.emplace(std::vector{knock_key_of(address_.id)});
+    guard_.emplace(std::vector{tls::knock_key(address_.id)});
   }
   address_.has_checksums = options_.checksums && !address_.has_tls;
   {

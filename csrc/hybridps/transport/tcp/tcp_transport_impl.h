@@ -107,7 +107,6 @@ class TcpTransportImpl final : public TcpTransport {
 
   // Over the socket, or its channel: as sendmsg() and readv().
   core::Status begin_channel(TcpLink& link);
-  static tls::Mac knock_key_of(const TcpId& id);
   ssize_t put(TcpLink& link, const iovec* parts, std::size_t count);
   ssize_t take(TcpLink& link, const iovec* parts, std::size_t count);
   void say(TcpLink& link, std::span<const std::byte> bytes);

@@ -171,17 +171,13 @@ std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting) {
   return bytes;
 }
 
-bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes) {
-  return std::memcmp(bytes.data(), kGreetingMark.data(), kGreetingMark.size()) == 0 && has_right_sum(bytes);
-}
-
 bool may_be_greeting(std::span<const std::byte> bytes) {
-  if (bytes.size() >= kGreetingBytes) return is_greeting(bytes.first<kGreetingBytes>());
-  return std::memcmp(bytes.data(), kGreetingMark.data(), std::min(bytes.size(), kGreetingMark.size())) == 0;
+  return std::memcmp(bytes.data(), kGreetingMark.data(), std::min(bytes.size(), kGreetingMark.size())) == 0 &&
+         (bytes.size() < kGreetingBytes || has_right_sum(bytes.first<kGreetingBytes>()));
 }
 
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us) {
-  if (!is_greeting(bytes)) return std::nullopt;
+  if (!may_be_greeting(bytes)) return std::nullopt;
   TcpGreeting greeting;
   const std::byte* at = bytes.data() + kGreetingMark.size();
   std::copy_n(at, greeting.from.size(), greeting.from.begin());

@@ -1,5 +1,6 @@
 // hybridps/transport/tcp/tcp_wire.h: what goes over a connection, and the address of a transport.
 //
+//   knock      32 bytes, once, from the connecting side, only with TLS (tls/knock.h). All that follows goes in TLS
 //   greeting   68 bytes, once, from the connecting side: mark, own id, id of the wanted side, session, counts
 //   answer     28 bytes, once, from the accepting side: whether messages may follow, and the session's counts. The last
 //              4 bytes of a greeting and of an answer are the CRC32C of the others
@@ -76,9 +77,7 @@ struct TcpGreeting {
 };
 inline constexpr std::size_t kGreetingBytes = 68;
 std::array<std::byte, kGreetingBytes> encode(const TcpGreeting& greeting);
-/// Whether `bytes` are a greeting, for any receiver, as it was sent.
-bool is_greeting(std::span<const std::byte, kGreetingBytes> bytes);
-/// Whether `bytes`, at most kGreetingBytes, may be the beginning of a greeting.
+/// Whether `bytes` are a greeting as it was sent, or may be the beginning of one, for any receiver.
 bool may_be_greeting(std::span<const std::byte> bytes);
 /// The greeting, if it is for `us`.
 std::optional<TcpGreeting> decode_greeting(std::span<const std::byte, kGreetingBytes> bytes, const TcpId& us);

@@ -188,9 +188,8 @@ TEST_CASE("transport/tcp: who was given up hears that when it comes again", "[tr
 struct Member {
   Member(const contract::Side& to, const std::string& token, const TcpId& knocks_for)
       : wire(to),
-        channel(tls::TlsChannel::dial(
-                    test_authority(token)->make_identity().value(), wire.socket.get(),
-                    tls::knock_key({reinterpret_cast<const std::uint8_t*>(knocks_for.data()), knocks_for.size()}))
+        channel(tls::TlsChannel::dial(test_authority(token)->make_identity().value(), wire.socket.get(),
+                                      tls::knock_key(knocks_for))
                     .value()) {}
   /// Sends what it can, and takes what has come. False: it is over.
   bool go_on() const {
@@ -298,9 +297,7 @@ TEST_CASE("transport/tcp tls: what a member has said opens nothing when another 
   std::vector<char> said(4096);
   {
     const auto channel =
-        tls::TlsChannel::dial(test_authority()->make_identity().value(), ends[0],
-                              tls::knock_key({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()}))
-            .value();
+        tls::TlsChannel::dial(test_authority()->make_identity().value(), ends[0], tls::knock_key(id)).value();
     const iovec none{};
     (void)channel->receive(&none, 1);
     const ssize_t got = ::recv(ends[1], said.data(), said.size(), 0);

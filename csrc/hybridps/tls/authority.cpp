@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "hybridps/tls/authority_impl.h"
+#include "hybridps/tls/kernel_sender.h"
 
 namespace hybridps::tls {
 namespace {
@@ -217,6 +218,7 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   // Of a chain, the part that peers need is added above.
   ssl.ctx_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN, nullptr);
   ssl.ctx_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
+  if (KernelSender::is_worth_a_try()) ssl.ctx_set_keylog_callback(context, &keep_secret);
   return std::shared_ptr<const Identity>(std::make_shared<Identity>(std::move(made)));
 }
 

@@ -49,6 +49,9 @@ struct Identity::IdentityState {
   PeerId id{};
 };
 
+/// OpenSSL tells the secrets of a channel's keys; it keeps that of its own side, for the kernel.
+void keep_secret(const SSL* ssl, const char* line);
+
 /// What a handshake may bring of certificates. Those of a token have some 300 bytes.
 inline constexpr long kChainBytesMax = 12 << 10;
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -18,8 +19,6 @@ namespace {
 
 /// The most that one record holds.
 constexpr std::size_t kRecordBytes = std::size_t{16} << 10;
-/// Records with one key. RFC 8446, 5.5, allows 2^24.5.
-constexpr std::uint64_t kRecordsWithOneKey = std::uint64_t{1} << 22;
 /// What one read takes from the socket, once the peer is known.
 constexpr std::size_t kReadBufferBytes = std::size_t{64} << 10;
 /// A buffer for encrypted bytes that an idle channel may keep.
@@ -55,11 +54,14 @@ bool is_record_type(unsigned char byte) { return byte >= 20 && byte <= 23; }
 struct TlsChannel::Ssl {
   Ssl(TlsChannel& c, const LibSsl& functions) : channel(c), library(functions) {}
   ~Ssl() {
+    OPENSSL_cleanse(secret.data(), secret.size());
     if (object != nullptr) library.free(object);
   }
 
   static int write(BIO* bio, const char* data, int bytes) {
-    auto& to = static_cast<Ssl*>(BIO_get_data(bio))->channel.sealed_;
+    TlsChannel& channel = static_cast<Ssl*>(BIO_get_data(bio))->channel;
+    if (channel.kernel_) return bytes;  // an alert, after the end: OpenSSL does not know the number of the next record
+    auto& to = channel.sealed_;
     const auto* const from = reinterpret_cast<const std::byte*>(data);
     to.insert(to.end(), from, from + bytes);
     return bytes;
@@ -117,7 +119,23 @@ struct TlsChannel::Ssl {
   TlsChannel& channel;
   const LibSsl& library;
   SSL* object = nullptr;
+  Mac secret{};  // of what this side sends
+  bool has_secret = false;
 };
+
+/// A line is "SERVER_TRAFFIC_SECRET_0 RANDOM SECRET", in hexadecimal (the format of NSS's key log).
+void keep_secret(const SSL* object, const char* line) {
+  // The callback has no other way to its channel.
+  const LibSsl& library = *load_libssl().value();
+  auto& ssl = *static_cast<TlsChannel::Ssl*>(BIO_get_data(library.get_wbio(object)));
+  const std::string_view text(line);
+  if (!text.starts_with(ssl.channel.dials_ ? "CLIENT_TRAFFIC_SECRET_0 " : "SERVER_TRAFFIC_SECRET_0 ")) return;
+  const std::string_view digits = text.substr(text.rfind(' ') + 1);
+  if (digits.size() != 2 * ssl.secret.size()) return;
+  ssl.has_secret = true;
+  for (std::size_t i = 0; i < ssl.secret.size(); ++i)
+    ssl.has_secret &= std::from_chars(&digits[2 * i], &digits[2 * i] + 2, ssl.secret[i], 16).ec == std::errc();
+}
 
 TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket, KnockGuard* guard)
     : identity_(std::move(identity)), socket_(socket), dials_(guard == nullptr), guard_(guard) {}
@@ -252,8 +270,20 @@ bool TlsChannel::shake() {
   is_open_ = true;
   ssl_->library.set_read_buffer(ssl_->object, kReadBufferBytes);
   ssl_->library.set_read_ahead(ssl_->object, 1);
-  if (!early_.empty()) (void)seal(early_.data(), early_.size());
-  early_ = {};
+  // Not if a part of the handshake waits: a full socket so early is rare.
+  if (ssl_->has_secret &&
+      ssl_->library.cipher_id(ssl_->library.get_cipher(ssl_->object)) == TLS1_3_CK_AES_128_GCM_SHA256 && flush())
+    kernel_ = KernelSender::begin(socket_, ssl_->secret);
+  const std::vector<std::byte> early = std::exchange(early_, {});
+  if (early.empty()) return flush() || errno == EAGAIN;
+  const iovec part{const_cast<std::byte*>(early.data()), early.size()};  // NOLINT: it is not written to
+  if (!kernel_) {
+    (void)seal(early.data(), early.size());
+  } else if (send_by_kernel(&part, 1) != static_cast<ssize_t>(early.size())) {  // it counts as sent
+    error_ = ECONNRESET;
+    errno = error_;
+    return false;
+  }
   return flush() || errno == EAGAIN;
 }
 
@@ -269,7 +299,10 @@ bool TlsChannel::is_with(const std::string& host) const {
 
 bool TlsChannel::seal(const std::byte* data, std::size_t bytes) {
   ERR_clear_error();
-  if (++records_ % kRecordsWithOneKey == 0) (void)ssl_->library.key_update(ssl_->object, SSL_KEY_UPDATE_NOT_REQUESTED);
+  if (records_++ >= records_max_) {
+    (void)ssl_->library.key_update(ssl_->object, SSL_KEY_UPDATE_NOT_REQUESTED);
+    records_ = 0;
+  }
   const int result = ssl_->library.write(ssl_->object, data, static_cast<int>(bytes));
   if (result == static_cast<int>(bytes)) return true;  // never a part: the BIO takes all
   errno = failed(result);
@@ -287,6 +320,25 @@ bool TlsChannel::flush() {
   sealed_.clear();
   if (sealed_.capacity() > kKeptBytesMax) sealed_ = {};
   return true;
+}
+
+ssize_t TlsChannel::send_by_kernel(const iovec* parts, std::size_t count) {
+  if (count == 0) return 0;
+  if (records_ >= records_max_) {
+    if (!kernel_->change_key()) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return -1;
+      error_ = errno;
+      why_ = "TLS: the kernel cannot change the key";
+      return -1;
+    }
+    records_ = 0;
+  }
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);  // NOLINT: sendmsg() does not write to it
+  message.msg_iovlen = count;
+  const ssize_t sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) records_ += static_cast<std::size_t>(sent) / kRecordBytes + 1;
+  return sent;
 }
 
 ssize_t TlsChannel::send(const iovec* parts, std::size_t count) {
@@ -308,6 +360,7 @@ ssize_t TlsChannel::send(const iovec* parts, std::size_t count) {
     if (!shake() && errno != EAGAIN) return -1;
     return static_cast<ssize_t>(bytes);
   }
+  if (kernel_) return send_by_kernel(parts, count);
   if (!flush()) return -1;
   std::size_t bytes_in_all = 0;
   for (std::size_t i = 0; i < count && bytes_in_all < kSealedBytesMax; ++i) bytes_in_all += parts[i].iov_len;

@@ -7,7 +7,8 @@
 // Knock    The dialling side's first bytes show that it may begin a handshake (knock.h). For others the answering side
 //          makes an HMAC at most, and has no object of OpenSSL.
 // Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
-//          record. Many records leave with one system call, and come with one.
+//          record. Many records leave with one system call, and come with one. Where the kernel can encrypt
+//          (kernel_sender.h), nothing waits here.
 // Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing but its knock. OpenSSL
 //          keeps some 30 KiB for such a peer, and up to 128 KiB if the peer announces a long message.
 // End      No record of TLS (close_notify) marks the end of a connection. A stream of hybridps has its own farewell
@@ -32,7 +33,10 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/core/status.h"
 #include "hybridps/tls/authority.h"
+#include "hybridps/tls/kernel_sender.h"
 #include "hybridps/tls/knock.h"
+
+struct ssl_st;  // OpenSSL's SSL
 
 namespace hybridps::tls {
 
@@ -70,6 +74,10 @@ class TlsChannel : core::Pinned {
   bool has_begun() const noexcept { return came_ > 0; }
   /// The handshake has ended, and the peer belongs to the job.
   bool is_open() const noexcept { return is_open_; }
+  /// The kernel encrypts what is sent. It keeps bytes that find no room in TCP's queue, and sends them soon.
+  bool is_sent_by_kernel() const noexcept { return kernel_ != nullptr; }
+  /// How many records one key encrypts; 2^22 unless a test wants fewer. RFC 8446, 5.5, allows 2^24.5.
+  void change_key_after(std::uint64_t records) noexcept { records_max_ = records; }
   /// Only of an open channel.
   const PeerId& peer() const noexcept { return peer_; }
   /// Only of an open channel: whether the peer's certificate is for this host (authority.h). True with a token's.
@@ -91,6 +99,7 @@ class TlsChannel : core::Pinned {
  private:
   struct Ssl;
   friend struct Ssl;
+  friend void keep_secret(const ssl_st* ssl, const char* line);
   TlsChannel(std::shared_ptr<const Identity> identity, int socket, KnockGuard* guard);
 
   /// OpenSSL's object, which the handshake needs.
@@ -102,13 +111,15 @@ class TlsChannel : core::Pinned {
   /// False: errno says why not all has left.
   bool flush();
   bool seal(const std::byte* data, std::size_t bytes);
+  ssize_t send_by_kernel(const iovec* parts, std::size_t count);
   void note_partial(bool is_partial);
 
   const std::shared_ptr<const Identity> identity_;
   const int socket_;
   const bool dials_;
   std::unique_ptr<Ssl> ssl_;
-  KnockGuard* guard_ = nullptr;  // null: the other side has knocked, or this side dials
+  std::unique_ptr<KernelSender> kernel_;  // null: OpenSSL encrypts
+  KnockGuard* guard_ = nullptr;           // null: the other side has knocked, or this side dials
   KnockBytes knock_{};
   std::size_t knock_have_ = 0;
   bool is_open_ = false;
@@ -124,6 +135,7 @@ class TlsChannel : core::Pinned {
   std::size_t came_ = 0;       // bytes before the channel was open
   int error_ = 0;              // errno of the socket
   std::uint64_t records_ = 0;  // with the present key
+  std::uint64_t records_max_ = std::uint64_t{1} << 22;
   PeerId peer_{};
   std::string why_;
   std::vector<std::byte> early_;

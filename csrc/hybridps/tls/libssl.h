@@ -24,6 +24,7 @@ namespace hybridps::tls {
   X(ctx_set_verify, SSL_CTX_set_verify)                             \
   X(ctx_set_cert_verify_callback, SSL_CTX_set_cert_verify_callback) \
   X(ctx_set_num_tickets, SSL_CTX_set_num_tickets)                   \
+  X(ctx_set_keylog_callback, SSL_CTX_set_keylog_callback)           \
   X(set_read_buffer, SSL_set_default_read_buffer_len)               \
   X(set_read_ahead, SSL_set_read_ahead)                             \
   X(make, SSL_new)                                                  \
@@ -35,6 +36,9 @@ namespace hybridps::tls {
   X(read, SSL_read)                                                 \
   X(write, SSL_write)                                               \
   X(get_error, SSL_get_error)                                       \
+  X(get_wbio, SSL_get_wbio)                                         \
+  X(get_cipher, SSL_get_current_cipher)                             \
+  X(cipher_id, SSL_CIPHER_get_id)                                   \
   X(has_pending, SSL_has_pending)                                   \
   X(get_verify_result, SSL_get_verify_result)                       \
   X(get0_verified_chain, SSL_get0_verified_chain)                   \

@@ -1,10 +1,15 @@
 // Who holds the token talks, who does not is refused; what is changed on the way is found; sealed values.
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -300,6 +305,74 @@ TEST_CASE("tls: a process with two tokens talks to holders of either, and these 
   CHECK_FALSE(talks(identity(authority(now)), identity(authority(before))));
   CHECK_FALSE(talks(identity(authority(before)), identity(authority(now))));
   CHECK(made.value()->seal("key", {}) == authority(now)->seal("key", {}));
+}
+
+TEST_CASE("tls: over TCP, where the kernel encrypts if it can, and with keys that change", "[tls][fast]") {
+  // Two connected sockets.
+  const auto make = [] {
+    const core::ForkLock lock;
+    return core::Descriptor(lock, ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  };
+  const core::Descriptor listener = make();
+  const core::Descriptor dials = make();
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof at;
+  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
+  REQUIRE(::listen(listener.get(), 1) == 0);
+  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes) == 0);
+  REQUIRE((::connect(dials.get(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0 || errno == EINPROGRESS));
+  pollfd comes{listener.get(), POLLIN, 0};
+  REQUIRE(::poll(&comes, 1, 10'000) == 1);
+  const core::Descriptor answers = [&] {
+    const core::ForkLock lock;
+    return core::Descriptor(lock, ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }();
+  REQUIRE(answers);
+
+  KnockGuard guard{{knock_key({})}};
+  std::array<std::unique_ptr<TlsChannel>, 2> ends{
+      TlsChannel::dial(identity(authority()), dials.get(), knock_key({})).value(),
+      TlsChannel::accept(identity(authority()), answers.get(), guard)};
+  std::mt19937_64 random(11);
+  std::array<std::string, 2> says;
+  for (std::string& text : says) {
+    text.resize(3'000'000);
+    for (char& c : text) c = static_cast<char>(random());
+  }
+  std::array<std::size_t, 2> sent{};
+  std::array<std::string, 2> heard;
+  const core::Deadline deadline = core::Deadline::after(core::from_seconds(60));
+  while ((heard[0].size() < says[1].size() || heard[1].size() < says[0].size()) && !deadline.has_passed()) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      ends[i]->change_key_after(5);
+      std::array<iovec, 3> parts;
+      std::size_t from = sent[i];
+      for (iovec& part : parts) {
+        const std::size_t most = sent[i] < 200 ? 30 : random() % 3 == 0 ? 70'000 : 700;
+        part.iov_base = says[i].data() + from;
+        part.iov_len = std::min(says[i].size() - from, static_cast<std::size_t>(random() % most));
+        from += part.iov_len;
+      }
+      const ssize_t took = ends[i]->send(parts.data(), parts.size());
+      INFO(ends[i]->why());
+      REQUIRE((took >= 0 || errno == EAGAIN));
+      if (took > 0) sent[i] += static_cast<std::size_t>(took);
+      std::string part(1 + random() % 100'000, '\0');
+      const iovec to{part.data(), part.size()};
+      const ssize_t got = ends[i]->receive(&to, 1);
+      INFO(ends[i]->why());
+      REQUIRE((got > 0 || (got < 0 && errno == EAGAIN)));
+      if (got > 0) heard[i].append(part, 0, static_cast<std::size_t>(got));
+    }
+  }
+  CHECK(heard[0] == says[1]);
+  CHECK(heard[1] == says[0]);
+  std::ifstream file("/proc/sys/net/ipv4/tcp_available_ulp");
+  const std::string modules{std::istreambuf_iterator<char>(file), {}};
+  const bool can = KernelSender::is_worth_a_try() && modules.find("tls") != std::string::npos;
+  for (const auto& end : ends) CHECK(end->is_sent_by_kernel() == can);
 }
 
 TEST_CASE("tls: a listener's own key signs no certificate that peers take", "[tls][fast]") {

@@ -571,6 +571,10 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
     if (!out->queue.empty() || (out->channel && out->channel->has_unsent())) return true;
     int unacknowledged = 0;
     if (out->state == TcpLink::LinkState::kOpen) {
+      // A kernel that encrypts keeps what finds no room in TCP's queue, and a shutdown would end it.
+      if (endpoint.state_ == EndpointState::kDraining && out->channel && out->channel->is_sent_by_kernel() &&
+          ::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0)
+        return true;
       if (std::exchange(endpoint.state_, EndpointState::kFlushing) == EndpointState::kDraining)
         (void)::shutdown(out->socket.get(), SHUT_WR);
       if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;

@@ -243,6 +243,7 @@ TEST_CASE("transport/tcp: who dials, speaks and closes while the other dials is 
     pair->a.peer->close(core::Status(core::Code::kClosed, "goodbye"));
     INFO("round " << round);
     REQUIRE(pair->run_until([&] { return done.count == 1; }));
+    INFO(done.last.to_string());
     CHECK(done.last.is_ok());
     REQUIRE(pair->run_until([&] { return pair->b.receiver.messages.size() == 1; }));
     ++heard[address_of(pair->a).id < address_of(pair->b).id ? 0 : 1];

@@ -7,7 +7,7 @@ DIR has a kernel of Linux 6.14 or newer with its modules, as Debian's packages h
     apt-get download linux-binary-unsigned-VERSION-cloud-amd64 linux-modules-VERSION-cloud-amd64
     for package in linux-*.deb; do dpkg-deb -x $package DIR; done
 
-Needs qemu-system-x86_64, busybox-static and kmod. Four minutes for unit_tls, a quarter of an hour for unit_transport_tcp:
+Needs qemu-system-x86_64, busybox-static and kmod. Four minutes for unit_tls, a quarter of an hour for the other:
 tests that wait for something real may fail there, because the machine is slow (--no-tls: the same without the module).
 """
 

@@ -181,6 +181,8 @@ const auto& limits() {
       Setting{"data_threads", SettingKind::kCountOrAuto, &Config::data_threads, "threads", 0, 16,
               "Threads that move data, at most one per connection and card. 0: the summing thread does it. auto: 0 at "
               "first; over TCP, if that thread is too busy, as many as cores are free, up to 4."},
+      Setting{"kernel_tls", SettingKind::kBool, &Config::kernel_tls, "", 0, 0,
+              "1: with TLS, the kernel encrypts what is sent, where it can (Linux 6.14, its module tls)."},
       Setting{"tcp_gbps", SettingKind::kNumber, &Config::tcp_gbps, "Gbit/s", 0, 1e4,
               "Most that one connection of hybridps' own TCP sends; for networks shared with others. 0: no limit."},
       Setting{"compress_min_bytes", SettingKind::kBytes, &Config::compress_min_bytes, "bytes", 0, kGiB,

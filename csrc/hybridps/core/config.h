@@ -96,6 +96,7 @@ struct Config {
   std::uint64_t chunk_bytes = std::uint64_t{64} << 10;
   std::int64_t grant_chunks = 4;
   std::int64_t data_threads = -1;  // "auto"
+  bool kernel_tls = false;
   std::uint64_t compress_min_bytes = std::uint64_t{64} << 10;
   std::uint64_t compress_memory = std::uint64_t{4} << 30;
   bool device_codecs = true;

@@ -1,6 +1,7 @@
 // hybridps/core/secret_bytes.h: bytes that a core dump must not show, for example a token or a key.
 //
-// Memory   a page of its own, left out of core dumps (MADV_DONTDUMP). It is overwritten before it goes back.
+// Memory   a page of its own, left out of core dumps (MADV_DONTDUMP), on a kernel that can. It is overwritten
+//          before it goes back.
 // Owner    copies share the bytes. They stay until the last copy has gone.
 // Threads  constant after creation; any thread.
 #pragma once
@@ -24,9 +25,9 @@ class SecretBytes {
   SecretBytes(const std::string& text) : SecretBytes(std::string_view(text)) {}  // NOLINT: the same
   SecretBytes(const char* text) : SecretBytes(std::string_view(text)) {}         // NOLINT: the same
 
-  bool empty() const noexcept { return size_ == 0; }
-  std::span<const std::uint8_t> bytes() const noexcept { return {data_.get(), size_}; }
-  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_.get()), size_}; }
+  bool empty() const noexcept { return data_ == nullptr; }
+  std::span<const std::uint8_t> bytes() const noexcept { return {data_.get(), empty() ? 0 : size_}; }
+  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(bytes().data()), bytes().size()}; }
 
  private:
   std::shared_ptr<const std::uint8_t> data_;

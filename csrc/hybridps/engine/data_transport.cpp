@@ -45,6 +45,7 @@ MadeTransport make_tcp(const std::string& address, std::string label, const Data
   options.bytes_per_second_max = from.tcp_gbps * 1e9 / 8;
   options.dscp = from.dscp;
   options.authority = from.authority;
+  options.kernel_tls = from.kernel_tls;
   options.checksums = from.damaged != nullptr;
   options.damaged = from.damaged;
   options.payload_bytes_max = from.payload_bytes_max;
@@ -57,6 +58,7 @@ DataOptions data_options(const core::Config& config, core::Duration close_timeou
                          std::shared_ptr<const tls::Authority> authority) {
   DataOptions options;
   options.authority = std::move(authority);
+  options.kernel_tls = config.kernel_tls;
   if (config.checksum && !config.tls) options.damaged = std::make_shared<std::atomic<std::uint64_t>>(0);
   options.close_timeout = close_timeout;
   options.user_timeout = std::max(options.user_timeout, core::from_seconds(2 * config.dead_seconds));

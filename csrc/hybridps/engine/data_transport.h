@@ -57,7 +57,8 @@ struct DataOptions {
   std::string tcp_congestion;
   double tcp_gbps = 0;
   int dscp = 0;
-  std::shared_ptr<const tls::Authority> authority;      // null: in clear
+  std::shared_ptr<const tls::Authority> authority;  // null: in clear
+  bool kernel_tls = false;
   std::shared_ptr<std::atomic<std::uint64_t>> damaged;  // counts wrong checksums; null: there are none to count
   /// How long our own TCP tries to make a broken connection again.
   core::Duration patience = core::from_seconds(5);

@@ -31,11 +31,11 @@ Status refused(const char* what) {
   return {Code::kInternal, std::string("OpenSSL cannot make ") + what + ": " + openssl_text()};
 }
 
-/// `seed` is overwritten.
-Key key_from(Mac&& seed) {
-  Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
-  OPENSSL_cleanse(seed.data(), seed.size());
-  return key;
+/// A Mac as a secret. The Mac is overwritten.
+core::SecretBytes keep(Mac&& mac) {
+  core::SecretBytes kept(std::span<const std::uint8_t>{mac});
+  OPENSSL_cleanse(mac.data(), mac.size());
+  return kept;
 }
 
 /// Only what checks signatures.
@@ -59,12 +59,15 @@ bool add_constraint(X509* certificate, const char* text) {
   return is_added;
 }
 
-Key random_key() {
+/// Empty: OpenSSL refuses.
+core::SecretBytes random_seed() {
   Mac seed{};
-  return RAND_bytes(seed.data(), static_cast<int>(seed.size())) == 1 ? key_from(std::move(seed)) : Key();
+  return RAND_bytes(seed.data(), static_cast<int>(seed.size())) == 1 ? keep(std::move(seed)) : core::SecretBytes();
 }
 
-Key authority_key(const core::SecretBytes& token) { return key_from(hmac(token.bytes(), {bytes_of(kAuthorityLabel)})); }
+core::SecretBytes authority_seed(const core::SecretBytes& token) {
+  return keep(hmac(token.bytes(), {bytes_of(kAuthorityLabel)}));
+}
 
 /// In place of OpenSSL's check of a chain: whether the certificate that came is signed by the key of a token, or by a
 /// key for which another certificate that came is, if that one may sign: those of listeners may not. All certificates
@@ -112,24 +115,11 @@ Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signe
 }
 
 core::SecretBytes seal_key_of(const core::SecretBytes& token) {
-  Mac key = hmac(token.bytes(), {bytes_of(kSealLabel)});
-  core::SecretBytes kept(std::span<const std::uint8_t>{key});
-  OPENSSL_cleanse(key.data(), key.size());
-  return kept;
+  return keep(hmac(token.bytes(), {bytes_of(kSealLabel)}));
 }
 
-core::SecretBytes to_secret(EVP_PKEY* key) {
-  unsigned char* der = nullptr;
-  const int bytes = key != nullptr ? i2d_PrivateKey(key, &der) : -1;
-  if (bytes <= 0) return {};
-  core::SecretBytes secret(std::span<const std::uint8_t>(der, static_cast<std::size_t>(bytes)));
-  OPENSSL_clear_free(der, static_cast<std::size_t>(bytes));
-  return secret;
-}
-
-Key signing_key(const core::SecretBytes& secret) {
-  const unsigned char* at = secret.bytes().data();
-  return Key(d2i_AutoPrivateKey(nullptr, &at, static_cast<long>(secret.bytes().size())));
+Key key_from(const core::SecretBytes& seed) {
+  return Key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.bytes().data(), seed.bytes().size()));
 }
 
 std::string openssl_text() {
@@ -157,15 +147,13 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const core:
   state->ssl = ssl.value();
   std::vector<Key> keys;
   for (const core::SecretBytes& one : second.empty() ? std::vector{token} : std::vector{token, second}) {
-    keys.push_back(authority_key(one));
+    keys.push_back(key_from(authority_seed(one)));
     state->token_keys.push_back(public_part(keys.back().get()));
     if (!state->token_keys.back()) return refused("the key of the job");
   }
-  if (second.empty()) {
-    state->key = to_secret(keys.front().get());
-  } else {  // certificates of both tokens vouch for a random key of this process, which signs for its listeners
-    const Key own = random_key();
-    state->key = to_secret(own.get());
+  state->seed = second.empty() ? authority_seed(token) : random_seed();
+  if (!second.empty()) {  // certificates of both tokens vouch for a random key of this process
+    const Key own = key_from(state->seed);
     for (const Key& by : keys) {
       Certificate made =
           own ? make_certificate(kAuthorityName, own.get(), by.get(), "critical,CA:TRUE,pathlen:0") : Certificate();
@@ -173,19 +161,18 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const core:
       state->between.push_back(std::move(made));
     }
   }
-  if (state->key.empty()) return refused("the key of the job");
   state->seal_key = seal_key_of(token);
   state->text = second.empty() ? "TLS by the token" : "TLS by either of two tokens";
   return std::shared_ptr<const Authority>(std::make_shared<Authority>(std::move(state)));
 }
 
-core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
+core::Result<std::shared_ptr<const Identity>> Authority::make_identity(Encryptor encryptor) const {
   const LibSsl& ssl = *state_->ssl;
-  const Key key = random_key();
-  const Key signer = signing_key(state_->key);
-  const Certificate certificate = !key || !signer ? Certificate()
+  const Key key = key_from(random_seed());
+  const Key signer = state_->is_of_user ? Key() : key_from(state_->seed);
+  const Certificate certificate = !key || (!signer && !state_->is_of_user) ? Certificate()
                                   : state_->is_of_user
-                                      ? make_proxy(key.get(), state_->certificate.get(), signer.get())
+                                      ? make_proxy(key.get(), state_->certificate.get(), state_->user_key.get())
                                       : make_certificate(kMemberName, key.get(), signer.get(), "critical,CA:FALSE");
   if (!certificate) return refused("a certificate");
   auto made = std::make_unique<Identity::IdentityState>();
@@ -218,7 +205,8 @@ core::Result<std::shared_ptr<const Identity>> Authority::make_identity() const {
   // Of a chain, the part that peers need is added above.
   ssl.ctx_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN, nullptr);
   ssl.ctx_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, nullptr);
-  if (KernelSender::is_worth_a_try()) ssl.ctx_set_keylog_callback(context, &keep_secret);
+  if (encryptor == Encryptor::kKernel && KernelSender::is_worth_a_try())
+    ssl.ctx_set_keylog_callback(context, &keep_secret);
   return std::shared_ptr<const Identity>(std::make_shared<Identity>(std::move(made)));
 }
 

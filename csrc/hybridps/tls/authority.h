@@ -3,8 +3,10 @@
 //
 // Model    Each listener makes its own key and certificate, and keeps both for its life. A peer's id is a hash of its
 //          certificate. So no process can take the id of another process. Keys are never written to a file.
-// Memory   The token, and what follows from it, stay in SecretBytes: a core dump shows a listener's own key at most.
-//          The key is worth nothing after its process: it signs no certificates.
+// Memory   The token and the keys that follow from it stay in SecretBytes, or are overwritten after use. A core dump
+// may
+//          show a listener's own key, the keys of its open connections and of knocks, and the user's private key. The
+//          first three admit nobody.
 // Token    The key of a certificate authority follows from the token alone, so it is the same in all processes that
 //          hold the token. This authority signs the certificates of listeners. A process without the token gets no
 //          connection. The key of seals (sealed_store.h) also follows from the token. 16 bytes at least
@@ -51,6 +53,9 @@ class Identity : core::Pinned {
   const std::unique_ptr<IdentityState> state_;
 };
 
+/// kKernel: where the kernel can (kernel_sender.h), else OpenSSL.
+enum class Encryptor : std::uint8_t { kOpenSsl, kKernel };
+
 /// The user's files, all in PEM.
 struct CertificateFiles {
   std::string key;           // of this host's certificate, without a password
@@ -76,8 +81,8 @@ class Authority : core::Pinned {
   explicit Authority(std::shared_ptr<AuthorityState> state);
   ~Authority();
 
-  /// A new key with its certificate.
-  core::Result<std::shared_ptr<const Identity>> make_identity() const;
+  /// A new key with its certificate. `encryptor`: of what its channels send.
+  core::Result<std::shared_ptr<const Identity>> make_identity(Encryptor encryptor = Encryptor::kOpenSsl) const;
   /// For tools: what vouches for this process.
   const std::string& text() const noexcept;
   /// What the user should know of the files; mostly empty.

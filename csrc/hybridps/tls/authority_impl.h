@@ -27,8 +27,9 @@ using TrustStore = std::unique_ptr<X509_STORE, FreeBy<X509_STORE_free>>;
 
 struct Authority::AuthorityState {
   const LibSsl* ssl = nullptr;
-  core::SecretBytes key;             // signs the certificates of listeners; as signing_key() takes it
-  Certificate certificate;           // the user's, of `key`
+  core::SecretBytes seed;            // of the key that signs the certificates of listeners; empty: the user's does
+  Key user_key;                      // null: there are no certificates of the user
+  Certificate certificate;           // of `user_key`
   std::vector<Certificate> between;  // from `certificate` to an authority that peers trust
   TrustStore trusted;                // of the user's authorities
   std::vector<Key> token_keys;       // public, one or two
@@ -58,10 +59,8 @@ inline constexpr long kChainBytesMax = 12 << 10;
 /// False: OpenSSL cannot write it out.
 bool id_of(X509* certificate, PeerId& id);
 core::SecretBytes seal_key_of(const core::SecretBytes& token);
-/// A private key, in DER. Empty: OpenSSL refuses.
-core::SecretBytes to_secret(EVP_PKEY* key);
-/// Null: OpenSSL refuses. OpenSSL overwrites the object's memory when it goes.
-Key signing_key(const core::SecretBytes& secret);
+/// The Ed25519 key that follows from `seed`. Null: OpenSSL refuses. OpenSSL overwrites the key's memory when it goes.
+Key key_from(const core::SecretBytes& seed);
 /// A certificate for `key`, valid for ever. `constraint`: whether it may sign others, in OpenSSL's words. Null: OpenSSL
 /// refuses.
 Certificate make_certificate(const char* subject, EVP_PKEY* key, EVP_PKEY* signer, const char* constraint);

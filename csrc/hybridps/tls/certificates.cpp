@@ -259,18 +259,16 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(cons
   mode_t mode = 0;
   core::Result<Key> read = read_key(files.key, mode);
   if (!read.is_ok()) return read.status();
-  const Key key = std::move(read).value();
   core::Result<std::vector<Certificate>> chain = read_certificates(files.certificates);
   if (!chain.is_ok()) return chain.status();
   auto state = std::make_unique<AuthorityState>();
   state->ssl = ssl.value();
   state->is_of_user = true;
-  state->key = to_secret(key.get());
-  if (state->key.empty()) return bad(files.key, "cannot be kept: " + openssl_text());
+  state->user_key = std::move(read).value();
   state->between = std::move(chain).value();
   state->certificate = std::move(state->between.front());
   state->between.erase(state->between.begin());
-  if (X509_check_private_key(state->certificate.get(), key.get()) != 1) {
+  if (X509_check_private_key(state->certificate.get(), state->user_key.get()) != 1) {
     ERR_clear_error();
     return bad(files.key, "is the key of another certificate than the first of " + files.certificates);
   }
@@ -292,7 +290,7 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_certificates(cons
   const Stack behind(sk_X509_new_null());
   bool is_pushed = behind && sk_X509_push(behind.get(), state->certificate.get()) > 0;
   for (const Certificate& one : state->between) is_pushed = is_pushed && sk_X509_push(behind.get(), one.get()) > 0;
-  const Certificate trial = make_proxy(key.get(), state->certificate.get(), key.get());
+  const Certificate trial = make_proxy(state->user_key.get(), state->certificate.get(), state->user_key.get());
   if (!is_pushed || !trial) return bad(files.key, "cannot sign: " + openssl_text());
   for (const char* const purpose : {"ssl_client", "ssl_server"})
     if (Status status = verify(trusted, trial.get(), behind.get(), purpose, level, files.certificates); !status.is_ok())

@@ -60,7 +60,9 @@ struct TlsChannel::Ssl {
 
   static int write(BIO* bio, const char* data, int bytes) {
     TlsChannel& channel = static_cast<Ssl*>(BIO_get_data(bio))->channel;
-    if (channel.kernel_) return bytes;  // an alert, after the end: OpenSSL does not know the number of the next record
+    // An alert after the end, or an answer to a key update, which our peers do not ask for. OpenSSL does not know the
+    // number of the next record.
+    if (channel.kernel_) return bytes;
     auto& to = channel.sealed_;
     const auto* const from = reinterpret_cast<const std::byte*>(data);
     to.insert(to.end(), from, from + bytes);
@@ -270,10 +272,18 @@ bool TlsChannel::shake() {
   is_open_ = true;
   ssl_->library.set_read_buffer(ssl_->object, kReadBufferBytes);
   ssl_->library.set_read_ahead(ssl_->object, 1);
-  // Not if a part of the handshake waits: a full socket so early is rare.
+  // Not if a part of the handshake waits: the kernel would encrypt it once more.
   if (ssl_->has_secret &&
-      ssl_->library.cipher_id(ssl_->library.get_cipher(ssl_->object)) == TLS1_3_CK_AES_128_GCM_SHA256 && flush())
-    kernel_ = KernelSender::begin(socket_, ssl_->secret);
+      ssl_->library.cipher_id(ssl_->library.get_cipher(ssl_->object)) == TLS1_3_CK_AES_128_GCM_SHA256 && flush()) {
+    bool is_spoiled = false;
+    kernel_ = KernelSender::begin(socket_, ssl_->secret, is_spoiled);
+    if (is_spoiled) {
+      error_ = ECONNRESET;
+      errno = error_;
+      return false;
+    }
+  }
+  OPENSSL_cleanse(ssl_->secret.data(), ssl_->secret.size());
   const std::vector<std::byte> early = std::exchange(early_, {});
   if (early.empty()) return flush() || errno == EAGAIN;
   const iovec part{const_cast<std::byte*>(early.data()), early.size()};  // NOLINT: it is not written to
@@ -324,20 +334,23 @@ bool TlsChannel::flush() {
 
 ssize_t TlsChannel::send_by_kernel(const iovec* parts, std::size_t count) {
   if (count == 0) return 0;
+  const auto fail = [&] {
+    if (errno != EAGAIN && errno != EWOULDBLOCK) error_ = errno;
+    return ssize_t{-1};
+  };
   if (records_ >= records_max_) {
-    if (!kernel_->change_key()) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return -1;
-      error_ = errno;
-      why_ = "TLS: the kernel cannot change the key";
-      return -1;
-    }
+    if (!kernel_->change_key()) return fail();
     records_ = 0;
   }
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);  // NOLINT: sendmsg() does not write to it
   message.msg_iovlen = count;
-  const ssize_t sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent > 0) records_ += static_cast<std::size_t>(sent) / kRecordBytes + 1;
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) return fail();
+  records_ += static_cast<std::size_t>(sent) / kRecordBytes + 1;
   return sent;
 }
 

@@ -7,8 +7,8 @@
 // Knock    The dialling side's first bytes show that it may begin a handshake (knock.h). For others the answering side
 //          makes an HMAC at most, and has no object of OpenSSL.
 // Bytes    send() takes plain bytes, and they may wait here, encrypted, for the socket: at most kSealedBytesMax and one
-//          record. Many records leave with one system call, and come with one. Where the kernel can encrypt
-//          (kernel_sender.h), nothing waits here.
+//          record. Many records leave with one system call, and come with one. Where the kernel encrypts
+//          (kernel_sender.h), nothing waits here, and one record at most waits there.
 // Memory   The channel reads at most kStrangerBytesMax bytes of a peer that has proven nothing but its knock. OpenSSL
 //          keeps some 30 KiB for such a peer, and up to 128 KiB if the peer announces a long message.
 // End      No record of TLS (close_notify) marks the end of a connection. A stream of hybridps has its own farewell

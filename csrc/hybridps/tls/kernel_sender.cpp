@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -17,6 +19,9 @@
 
 namespace hybridps::tls {
 namespace {
+
+/// Of this process: the kernel has refused.
+std::atomic<bool> has_failed{false};
 
 /// HKDF-Expand-Label without a context, of at most one block (RFC 8446, 7.1; RFC 5869, 2.3).
 Mac expand(const Mac& secret, std::string_view label, std::uint8_t bytes) {
@@ -29,6 +34,7 @@ Mac expand(const Mac& secret, std::string_view label, std::uint8_t bytes) {
 }  // namespace
 
 bool KernelSender::is_worth_a_try() {
+  if (has_failed.load(std::memory_order_relaxed)) return false;
   utsname kernel{};
   int major = 0;
   int minor = 0;
@@ -36,11 +42,16 @@ bool KernelSender::is_worth_a_try() {
          (major > 6 || (major == 6 && minor >= 14));
 }
 
-std::unique_ptr<KernelSender> KernelSender::begin(int socket, const Mac& secret) {
+std::unique_ptr<KernelSender> KernelSender::begin(int socket, const Mac& secret, bool& is_spoiled) {
+  if (has_failed.load(std::memory_order_relaxed)) return nullptr;
   constexpr std::string_view kName = "tls";
-  if (::setsockopt(socket, IPPROTO_TCP, TCP_ULP, kName.data(), kName.size()) != 0) return nullptr;
   std::unique_ptr<KernelSender> made(new KernelSender(socket, secret));
-  return made->set_key() ? std::move(made) : nullptr;
+  if (::setsockopt(socket, IPPROTO_TCP, TCP_ULP, kName.data(), kName.size()) == 0 && made->set_key()) {
+    if (made->set_key()) return made;  // the same key, from record 0: tells whether a later one can be set
+    is_spoiled = true;
+  }
+  has_failed.store(true, std::memory_order_relaxed);
+  return nullptr;
 }
 
 KernelSender::~KernelSender() { OPENSSL_cleanse(secret_.data(), secret_.size()); }
@@ -80,8 +91,14 @@ bool KernelSender::change_key() {
   type->cmsg_type = TLS_SET_RECORD_TYPE;
   type->cmsg_len = CMSG_LEN(1);
   *CMSG_DATA(type) = kHandshake;
-  if (::sendmsg(socket_, &out, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(message.size())) return false;
-  secret_ = expand(secret_, "traffic upd", static_cast<std::uint8_t>(secret_.size()));
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_, &out, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent != static_cast<ssize_t>(message.size())) return false;
+  Mac next = expand(secret_, "traffic upd", static_cast<std::uint8_t>(secret_.size()));
+  secret_ = next;
+  OPENSSL_cleanse(next.data(), next.size());
   if (set_key()) return true;
   if (errno == EAGAIN) errno = EPROTO;  // the other side has been told
   return false;

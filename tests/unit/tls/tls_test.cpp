@@ -33,8 +33,9 @@ std::shared_ptr<const Authority> authority(const std::string& token = "a token o
   REQUIRE(made.is_ok());
   return std::move(made).value();
 }
-std::shared_ptr<const Identity> identity(const std::shared_ptr<const Authority>& of) {
-  auto made = of->make_identity();
+std::shared_ptr<const Identity> identity(const std::shared_ptr<const Authority>& of,
+                                         Encryptor encryptor = Encryptor::kOpenSsl) {
+  auto made = of->make_identity(encryptor);
   INFO(made.status().to_string());
   REQUIRE(made.is_ok());
   return std::move(made).value();
@@ -333,8 +334,8 @@ TEST_CASE("tls: over TCP, where the kernel encrypts if it can, and with keys tha
 
   KnockGuard guard{{knock_key({})}};
   std::array<std::unique_ptr<TlsChannel>, 2> ends{
-      TlsChannel::dial(identity(authority()), dials.get(), knock_key({})).value(),
-      TlsChannel::accept(identity(authority()), answers.get(), guard)};
+      TlsChannel::dial(identity(authority(), Encryptor::kKernel), dials.get(), knock_key({})).value(),
+      TlsChannel::accept(identity(authority(), Encryptor::kKernel), answers.get(), guard)};
   std::mt19937_64 random(11);
   std::array<std::string, 2> says;
   for (std::string& text : says) {
@@ -378,16 +379,16 @@ TEST_CASE("tls: over TCP, where the kernel encrypts if it can, and with keys tha
 TEST_CASE("tls: a listener's own key signs no certificate that peers take", "[tls][fast]") {
   const std::string token = "a token of some length";
   const Mac seed = hmac(bytes_of(token), {bytes_of("hybridps tls authority 1")});
-  const Key of_token(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+  const Key of_token = key_from(core::SecretBytes(std::span<const std::uint8_t>(seed)));
   for (const bool may_sign : {true, false}) {
     // Its chain is that of a listener: a certificate by the token, and one by the key of that certificate.
-    Mac own{};
-    own.fill(7);
-    const Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, own.data(), own.size()));
+    const core::SecretBytes own("32 bytes are the seed of any key");
+    const Key key = key_from(own);
+    REQUIRE(key);
     auto state = std::make_shared<Authority::AuthorityState>();
     state->ssl = load_libssl().value();
-    state->key = to_secret(key.get());
-    state->token_keys.push_back(signing_key(to_secret(of_token.get())));
+    state->seed = own;
+    state->token_keys.push_back(key_from(core::SecretBytes(std::span<const std::uint8_t>(seed))));
     state->between.push_back(make_certificate("hybridps", key.get(), of_token.get(),
                                               may_sign ? "critical,CA:TRUE,pathlen:0" : "critical,CA:FALSE"));
     const auto heir = identity(std::make_shared<Authority>(std::move(state)));

@@ -48,6 +48,7 @@ class TcpEndpoint final : public Endpoint {
   bool has_said_farewell_ = false;
   core::Status cause_;  // cause of the first failure or close
   core::Deadline close_deadline_;
+  core::TimePoint queue_empty_since_{};  // of TCP, while the kernel encrypts and this endpoint closes
 };
 
 }  // namespace hybridps::transport

@@ -35,6 +35,8 @@ constexpr std::size_t kGreetingsMax = 1024;
 /// process runs.
 constexpr std::size_t kStrangersMax = 64;
 constexpr int kBacklog = 4096;
+/// What the kernel's TLS keeps is in TCP's queue, or in the network, so long after the queue was found empty.
+constexpr core::Duration kKernelMoment = core::from_seconds(0.03);
 constexpr std::size_t kUnnamedMax = 256;
 /// A peer that has cut so many TLS handshakes in a row does so for another reason than its descriptors.
 constexpr int kCutsMax = 20;
@@ -78,7 +80,8 @@ core::Status TcpTransportImpl::start() {
     return {core::Code::kInvalidArgument, "'" + options_.address + "' is no IP address to listen on (" + name_ + ")"};
   address_.id = make_tcp_id();
   if (options_.authority) {
-    auto made = options_.authority->make_identity();
+    auto made =
+        options_.authority->make_identity(options_.kernel_tls ? tls::Encryptor::kKernel : tls::Encryptor::kOpenSsl);
     if (!made.is_ok()) return made.status();
     identity_ = std::move(made).value();
     address_.id = identity_->id();
@@ -571,10 +574,16 @@ bool TcpTransportImpl::step(TcpEndpoint& endpoint, core::TimePoint now) {
     if (!out->queue.empty() || (out->channel && out->channel->has_unsent())) return true;
     int unacknowledged = 0;
     if (out->state == TcpLink::LinkState::kOpen) {
-      // A kernel that encrypts keeps what finds no room in TCP's queue, and a shutdown would end it.
-      if (endpoint.state_ == EndpointState::kDraining && out->channel && out->channel->is_sent_by_kernel() &&
-          ::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0)
-        return true;
+      // A kernel that encrypts keeps what finds no room in TCP's queue, and puts it there a moment after there is room.
+      // A shutdown would drop these bytes.
+      if (endpoint.state_ == EndpointState::kDraining && out->channel && out->channel->is_sent_by_kernel()) {
+        if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0)
+          endpoint.queue_empty_since_ = {};
+        else if (endpoint.queue_empty_since_ == core::TimePoint{})
+          endpoint.queue_empty_since_ = now;
+        if (endpoint.queue_empty_since_ == core::TimePoint{} || now - endpoint.queue_empty_since_ < kKernelMoment)
+          return true;
+      }
       if (std::exchange(endpoint.state_, EndpointState::kFlushing) == EndpointState::kDraining)
         (void)::shutdown(out->socket.get(), SHUT_WR);
       if (::ioctl(out->socket.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0) return true;

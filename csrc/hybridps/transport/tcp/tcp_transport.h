@@ -59,6 +59,8 @@ struct TcpOptions {
   std::size_t payload_bytes_max = std::size_t{64} << 20;
   /// All connections go in TLS 1.3, with peers of this authority only. Null: they go in clear.
   std::shared_ptr<const tls::Authority> authority;
+  /// The kernel encrypts what is sent, where it can.
+  bool kernel_tls = false;
   /// Each message carries a CRC32C. A wrong one ends the session with its peer. Without an authority only: TLS has sums
   /// of its own.
   bool checksums = false;

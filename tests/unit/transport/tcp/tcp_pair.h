@@ -26,6 +26,7 @@ inline std::shared_ptr<const tls::Authority> test_authority(const std::string& t
 inline TcpOptions tls_options(const char* address = "127.0.0.1") {
   TcpOptions options = test_options(address);
   options.authority = test_authority();
+  options.kernel_tls = true;  // where the kernel can
   return options;
 }
 inline TcpOptions checksum_options() {

@@ -42,14 +42,15 @@ from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from ports import BEGINNINGS, listening_ports  # noqa: E402
+
 WORLD = 3
 SIZES = {"64 B": 64, "16 MiB": 16 << 20}
 PHASES = ("quiet", "elsewhere", "ranks")
 # Of a speed: what is timed, and beside what.
 SPEEDS = (("elsewhere", "quiet"), ("ranks", "quiet"), ("ranks", "elsewhere"))
 KINDS = ("noise", "silent", "half", "slow")
-# How a member begins: in clear, and in TLS (csrc/hybridps/transport/tcp/tcp_wire.cpp, tls/knock.h).
-BEGINNINGS = (b"HPSTCP\0\4", b"HPSk")
 KEPT_MAX = 600
 SETTLE_S = 0.2  # from the beginning or end of strangers to the first operation
 LIMIT_S = 60  # for whatever should take a moment
@@ -224,26 +225,6 @@ def elsewhere(pipe):
 
 
 # ------------------------------------------------------------------------------------------------ ranks
-
-
-def listening_ports():
-    """Of this process, whichever library has opened them: [(address, port)]."""
-    inodes = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    found = []
-    with open("/proc/self/net/tcp") as table:
-        for line in list(table)[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                address, port = fields[1].split(":")
-                found.append((".".join(str(byte) for byte in bytes.fromhex(address)[::-1]), int(port, 16)))
-    return found
 
 
 def store(pipe):

@@ -10,9 +10,8 @@ import time
 import ranks
 import test_dedicated
 from outcome import Row, Skip, launch, leftovers
+from ports import BEGINNINGS
 
-# How a member begins: in clear, and in TLS (csrc/hybridps/transport/tcp/tcp_wire.cpp, tls/knock.cpp).
-BEGINNINGS = [b"HPSTCP\0\4", b"HPSk"]
 KEPT_MAX = 600
 DESCRIPTORS_MAX = 140  # that strangers may have at a rank
 

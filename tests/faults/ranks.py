@@ -8,12 +8,16 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 
 import torch
 import torch.distributed as dist
 import zygote
+
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "scripts"))
+from ports import listening_ports  # noqa: E402
 
 CLONE_NEWNS = 0x00020000
 PR_SET_THP_DISABLE = 41
@@ -531,26 +535,6 @@ def other_version(rank, world):
     seconds = time.monotonic() - start
     context.store.set("seen", "1")
     return {"text": text, "detected": seconds}
-
-
-def listening_ports():
-    """Of this process: [(address, port)]."""
-    inodes = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    found = []
-    with open("/proc/self/net/tcp") as table:
-        for line in list(table)[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                address, port = fields[1].split(":")
-                found.append((".".join(str(b) for b in bytes.fromhex(address)[::-1]), int(port, 16)))
-    return found
 
 
 def under_junk(rank, world, seconds, folder):

@@ -4,6 +4,7 @@ import hmac
 import json
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -73,8 +74,9 @@ def is_refused(rank, world, told):
         ({"HYBRIDPS_TOKEN": "another token of a job"}, "HYBRIDPS_TOKEN"),
         ({"HYBRIDPS_TOKEN": ""}, "HYBRIDPS_SECURITY=tls needs a token"),
         ({"HYBRIDPS_DATA_TRANSPORT": "ucx"}, "HYBRIDPS_SECURITY=tls encrypts hybridps's own TCP only"),
+        ({"HYBRIDPS_INTERFACE": "nothere0"}, "HYBRIDPS_INTERFACE: there is no network device 'nothere0'"),
     ],
-    ids=["off", "another token", "no token", "ucx"],
+    ids=["off", "another token", "no token", "ucx", "no such card"],
 )
 def test_all_or_none(its, told, odd):
     run_ranks(is_refused, "1+1+1", args=(told,), env=TLS, rank_env={odd: its}, init=False, destroy=False)
@@ -270,6 +272,7 @@ def test_a_core_dump_shows_no_token(tmp_path):
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
                 ranks.append(subprocess.Popen(command, env=environment, **pipes))
             for rank in ranks:
+                assert select.select([rank.stdout], [], [], 60)[0], "a rank is not ready after 60 s"
                 assert rank.stdout.readline() == "ready\n"
             try:
                 found = [times_in_memory(one.pid, [token.encode(), *keys]) for one in [*ranks, running[0].process]]

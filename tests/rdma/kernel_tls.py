@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from machine import write_cpio
@@ -52,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", type=Path, required=True, metavar="DIR")
     parser.add_argument("--no-tls", action="store_true", help="without the module: OpenSSL encrypts")
+    parser.add_argument("--limit-s", type=float, default=3600, help="for all programs together")
     parser.add_argument("programs", nargs="+", type=Path)
     options = parser.parse_args()
     images = sorted(options.kernel.rglob("vmlinuz*"))
@@ -90,10 +92,15 @@ def main() -> int:
         machine += ["-nographic", "-no-reboot", "-kernel", images[0], "-initrd", archive]
         machine += ["-append", "console=ttyS0 quiet panic=-1"]
         with subprocess.Popen(machine, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
+            limit = threading.Timer(options.limit_s, running.kill)
+            limit.start()
             said = []
             for line in running.stdout:
                 said.append(line)
                 print(line, end="", flush=True)
+            if not limit.is_alive():
+                print(f"kernel_tls: the machine has not ended within {options.limit_s:g} s")
+            limit.cancel()
     results = re.findall(r"^exit status (\d+)", "".join(said), re.MULTILINE)
     return 0 if len(results) == len(options.programs) and set(results) == {"0"} else 1
 

@@ -296,10 +296,14 @@ core::Result<Interfaces> choose_interfaces(const core::Config& config, const std
                (network.wanted == core::DataTransport::kAuto && transport::tcp_is_tuned_by_user()) ||
                !std::all_of(chosen.nics.begin(), chosen.nics.end(), has_address);
   chosen.control_ucx = chosen.ucx || !has_address(chosen.control_nic);
-  if (needs_tcp && chosen.control_ucx)
+  if (needs_tcp && chosen.control_ucx) {
+    if (!config.interface.empty() && !chosen.users)
+      if (const core::Status status = transport::validate_device(config.interface); !status.is_ok())
+        return core::Status(status.code(), "HYBRIDPS_INTERFACE: " + std::string(status.message()));
     return needs_our_tcp(chosen.users ? "UCX_NET_DEVICES or HYBRIDPS_UCX_NET_DEVICES asks for UCX; unset it"
                                       : "a card without an IP address that other hosts can reach needs UCX; choose "
                                         "cards by HYBRIDPS_INTERFACE and HYBRIDPS_DATA_INTERFACES");
+  }
   chosen.why = data.value().why;
   chosen.with_control = network.named.empty()
                             ? !chosen.rdma

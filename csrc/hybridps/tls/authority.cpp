@@ -147,12 +147,13 @@ core::Result<std::shared_ptr<const Authority>> Authority::from_token(const core:
   state->ssl = ssl.value();
   std::vector<Key> keys;
   for (const core::SecretBytes& one : second.empty() ? std::vector{token} : std::vector{token, second}) {
-    keys.push_back(key_from(authority_seed(one)));
+    state->seed = authority_seed(one);
+    keys.push_back(key_from(state->seed));
     state->token_keys.push_back(public_part(keys.back().get()));
     if (!state->token_keys.back()) return refused("the key of the job");
   }
-  state->seed = second.empty() ? authority_seed(token) : random_seed();
   if (!second.empty()) {  // certificates of both tokens vouch for a random key of this process
+    state->seed = random_seed();
     const Key own = key_from(state->seed);
     for (const Key& by : keys) {
       Certificate made =

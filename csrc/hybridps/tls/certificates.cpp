@@ -104,11 +104,11 @@ core::Result<Bio> open_file(const std::string& path, mode_t* mode = nullptr) {
     if (got < 0) return cannot();
     if (got == 0) break;
     bytes += static_cast<std::size_t>(got);
+    const bool is_kept = memory && BIO_write(memory.get(), part.data(), static_cast<int>(got)) == got;
+    OPENSSL_cleanse(part.data(), static_cast<std::size_t>(got));  // perhaps a key
     if (bytes > kFileBytesMax) return bad(path, "is no file of certificates: it has more than 4 MiB");
-    if (!memory || BIO_write(memory.get(), part.data(), static_cast<int>(got)) != got)
-      return bad(path, "cannot be kept in memory");
+    if (!is_kept) return bad(path, "cannot be kept in memory");
   }
-  OPENSSL_cleanse(part.data(), part.size());  // perhaps a key
   return memory;
 }
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "hybridps/tls/authority_impl.h"
@@ -54,7 +55,7 @@ bool is_record_type(unsigned char byte) { return byte >= 20 && byte <= 23; }
 struct TlsChannel::Ssl {
   Ssl(TlsChannel& c, const LibSsl& functions) : channel(c), library(functions) {}
   ~Ssl() {
-    OPENSSL_cleanse(secret.data(), secret.size());
+    forget_secret();
     if (object != nullptr) library.free(object);
   }
 
@@ -118,11 +119,15 @@ struct TlsChannel::Ssl {
     return made;
   }
 
+  void forget_secret() {
+    if (secret) OPENSSL_cleanse(secret->data(), secret->size());
+    secret.reset();
+  }
+
   TlsChannel& channel;
   const LibSsl& library;
   SSL* object = nullptr;
-  Mac secret{};  // of what this side sends
-  bool has_secret = false;
+  std::optional<Mac> secret;  // of what this side sends, until the kernel has it
 };
 
 /// A line is "SERVER_TRAFFIC_SECRET_0 RANDOM SECRET", in hexadecimal (the format of NSS's key log).
@@ -133,10 +138,12 @@ void keep_secret(const SSL* object, const char* line) {
   const std::string_view text(line);
   if (!text.starts_with(ssl.channel.dials_ ? "CLIENT_TRAFFIC_SECRET_0 " : "SERVER_TRAFFIC_SECRET_0 ")) return;
   const std::string_view digits = text.substr(text.rfind(' ') + 1);
-  if (digits.size() != 2 * ssl.secret.size()) return;
-  ssl.has_secret = true;
-  for (std::size_t i = 0; i < ssl.secret.size(); ++i)
-    ssl.has_secret &= std::from_chars(&digits[2 * i], &digits[2 * i] + 2, ssl.secret[i], 16).ec == std::errc();
+  ssl.forget_secret();
+  Mac& secret = ssl.secret.emplace();
+  bool is_whole = digits.size() == 2 * secret.size();
+  for (std::size_t i = 0; is_whole && i < secret.size(); ++i)
+    is_whole = std::from_chars(&digits[2 * i], &digits[2 * i] + 2, secret[i], 16).ec == std::errc();
+  if (!is_whole) ssl.forget_secret();
 }
 
 TlsChannel::TlsChannel(std::shared_ptr<const Identity> identity, int socket, KnockGuard* guard)
@@ -273,17 +280,17 @@ bool TlsChannel::shake() {
   ssl_->library.set_read_buffer(ssl_->object, kReadBufferBytes);
   ssl_->library.set_read_ahead(ssl_->object, 1);
   // Not if a part of the handshake waits: the kernel would encrypt it once more.
-  if (ssl_->has_secret &&
-      ssl_->library.cipher_id(ssl_->library.get_cipher(ssl_->object)) == TLS1_3_CK_AES_128_GCM_SHA256 && flush()) {
+  if (ssl_->secret && ssl_->library.cipher_id(ssl_->library.get_cipher(ssl_->object)) == TLS1_3_CK_AES_128_GCM_SHA256 &&
+      flush()) {
     bool is_spoiled = false;
-    kernel_ = KernelSender::begin(socket_, ssl_->secret, is_spoiled);
+    kernel_ = KernelSender::begin(socket_, *ssl_->secret, is_spoiled);
     if (is_spoiled) {
       error_ = ECONNRESET;
       errno = error_;
       return false;
     }
   }
-  OPENSSL_cleanse(ssl_->secret.data(), ssl_->secret.size());
+  ssl_->forget_secret();
   const std::vector<std::byte> early = std::exchange(early_, {});
   if (early.empty()) return flush() || errno == EAGAIN;
   const iovec part{const_cast<std::byte*>(early.data()), early.size()};  // NOLINT: it is not written to
@@ -335,6 +342,10 @@ bool TlsChannel::flush() {
 ssize_t TlsChannel::send_by_kernel(const iovec* parts, std::size_t count) {
   if (count == 0) return 0;
   const auto fail = [&] {
+    if (errno == EBADMSG || errno == EPROTO) {
+      why_ = "TLS: the kernel cannot encrypt";
+      errno = EPROTO;
+    }
     if (errno != EAGAIN && errno != EWOULDBLOCK) error_ = errno;
     return ssize_t{-1};
   };

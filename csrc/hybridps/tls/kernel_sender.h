@@ -2,8 +2,7 @@
 // room.
 //
 // Why      The kernel encrypts from the caller's memory into the socket. OpenSSL encrypts into a buffer of its own.
-// From
-//          there the bytes are copied into the channel, and then into the socket.
+//          The bytes are then copied into the channel, and from the channel into the socket.
 // Model    After the handshake the kernel gets the key of our side. Bytes that are written to the socket then leave in
 //          records of TLS. What comes is still read through OpenSSL: the kernel does not tell that only a part of a
 //          record has come, nor what was wrong with a record.

@@ -26,18 +26,22 @@ class Collective:
 
         torch.set_num_threads(1)
         dist.init_process_group(backend)
-        self.dist, self.tensor = dist, torch.ones(size // 4)
+        self.dist, self.torch = dist, torch
+        # Small, since each sum is added up again. The mantissas are random.
+        self.fresh = torch.randn(size // 4, generator=torch.Generator().manual_seed(dist.get_rank())) * 1e-30
+        self.tensor = self.fresh.clone()
 
     def once(self):
         self.dist.all_reduce(self.tensor)
 
     def align(self):
+        self.tensor.copy_(self.fresh)
         self.dist.barrier()
 
     def check(self) -> bool:
-        self.tensor.fill_(1)
-        self.once()
-        return bool((self.tensor == self.dist.get_world_size()).all())
+        ones = self.torch.ones_like(self.fresh)
+        self.dist.all_reduce(ones)
+        return bool((ones == self.dist.get_world_size()).all())
 
 
 def sum_seconds(size: int, world: int) -> float:

@@ -47,8 +47,9 @@ struct ClusterOptions {
   double warn_seconds = engine::RuntimeOptions().warn_seconds;
   std::size_t early_messages_max = std::size_t{1} << 20;
   engine::UnopenedGroups::KeepLimits unopened;
-  bool control = false;         // a transport of its own for control
-  std::size_t local_peers = 0;  // for so many the pool has slots; 0: for all runtimes
+  bool control = false;            // a transport of its own for control
+  bool urgent_by_control = false;  // engine::RuntimeOptions
+  std::size_t local_peers = 0;     // for so many the pool has slots; 0: for all runtimes
   /// Extra bytes of pool beyond the minimum.
   std::size_t pool_extra_bytes = 0;
   /// Wraps each transport (e.g. with injected faults); identity by default.
@@ -214,6 +215,7 @@ class Cluster {
     o.chunk_bytes = r < options_.chunk_bytes_of.size() ? options_.chunk_bytes_of[r] : options_.chunk_bytes;
     o.eager_bytes = options_.eager_bytes;
     o.far_bytes = options_.far_bytes;
+    o.urgent_by_control = options_.urgent_by_control;
     o.window_bytes = options_.window_bytes;
     o.grant_chunks = options_.grant_chunks;
     o.retained_bytes = options_.retained_bytes;

@@ -29,11 +29,12 @@ struct RuntimeOptions {
   double warn_seconds = 10;
   std::size_t early_messages_max = std::size_t{1} << 20;  // worker::WorkerOptions
   UnopenedGroups::KeepLimits unopened;
-  bool urgent_by_control = false;  // small operations take the control transport, so they never wait behind bulk
-  bool urgent_always = false;      // with urgent_by_control: small operations do so without bulk under way, too
-  bool may_nap = false;            // data may wait in the kernel's buffers: nothing urgent comes with data
-  bool find_rates = true;          // shares follow the measured rates of the network
-  bool tune = false;               // tune the groups in which this engine is rank 0 (schedule/tuner.h)
+  // Small operations, and credit and grants of far peers, take the control transport: they never wait behind bulk.
+  bool urgent_by_control = false;
+  bool urgent_always = false;  // with urgent_by_control: small operations do so without bulk under way, too
+  bool may_nap = false;        // data may wait in the kernel's buffers: nothing urgent comes with data
+  bool find_rates = true;      // shares follow the measured rates of the network
+  bool tune = false;           // tune the groups in which this engine is rank 0 (schedule/tuner.h)
   double heartbeat_seconds = 1;
   double dead_seconds = 20;
   double quick_dead_seconds = 5;  // for peers without which their groups can go on

@@ -94,6 +94,10 @@ class SendBook {
   void unpay_whole(std::int64_t cost) noexcept { whole_outstanding_ -= std::min(cost, whole_outstanding_); }
   void on_whole_credit(std::uint64_t bytes) noexcept { whole_outstanding_ -= at_most(bytes, whole_outstanding_); }
 
+  /// The peer is far, and data is under way: credit and grants would come late behind it.
+  bool delays_permits() const noexcept {
+    return tuner_.rounds() == schedule::WindowTuner::kFixed && outstanding_ + whole_outstanding_ > kWholeBatchBytes;
+  }
   /// Whether outstanding bytes may still wait in front of the card. A quarter of the window and a batch may stay
   /// outstanding without a backlog, because credit comes in such parts.
   bool has_backlog() const noexcept {

@@ -107,10 +107,13 @@ core::Status Outbox::transmit(PeerState& peer, wire::Message message, const tran
                               transport::SendDone done, bool urgent) {
   const core::OneThread::Inside inside(one_thread_);
   if (peer.broken) return core::Status(core::Code::kPeerDead, "peer is gone");
+  // Over a path of long delay much data waits in front of a message, and both sides run dry if permits wait too.
+  const bool is_permit = message.as<wire::Credit>() != nullptr || message.as<wire::Grant>() != nullptr;
+  const bool passes = (is_permit && peer.book.delays_permits()) ||
+                      (urgent && (options_.urgent_always || naps_ || peer.book.has_backlog()));
   // The urgent connection may be unable to read a device's memory.
   const bool lent = buffer && buffer.is_lent();
-  core::Result<transport::Endpoint*> endpoint =
-      open(peer, urgent && !lent && (options_.urgent_always || naps_ || peer.book.has_backlog()));
+  core::Result<transport::Endpoint*> endpoint = open(peer, passes && !lent);
   core::Status status = endpoint.status();
   message.from.source = options_.self;
   if (status.is_ok())

@@ -17,7 +17,7 @@
 //          passes the remaining chunks of others. No stream waits for ever: one of kPassesMax + 1 chunks belongs to a
 //          passed stream. Peers do not wait for each other: a bulk operation sends to each owner as the owner's
 //          allowance comes back. Urgent messages use a separate connection while bulk is under way on the other
-//          connection (or always: OutboxOptions::urgent_always).
+//          connection (or always: OutboxOptions::urgent_always). Credit and grants for far peers do so too.
 // Cost     An event (an offer, a credit, a grant, a free slot) looks at the streams that it releases, and at most one
 //          more in each queue. The number of waiting streams makes no difference.
 // Threads  the engine's progress thread.

@@ -1,9 +1,9 @@
 // hybridps/schedule/far_window.h: how many bytes may be under way to one peer over a path of long delay.
 //
-// Model    A path holds its rate times its shortest round trip. A sender that has less under way waits for credit, and
-//          credit waits behind the data of the other direction. So the window is four times what the path was seen to
-//          hold, and a little for the ends. The kernel's congestion control decides what is in the network. What the
-//          window holds beyond that waits in the sender's socket.
+// Model    A path holds its rate times its shortest round trip. A sender that has less under way waits for credit. A
+//          queue in front of the path delays data, and a lost packet delays all data behind it. So the window is four
+//          times what the path was seen to hold, and a little for the ends. The kernel's congestion control decides
+//          what is in the network. What the window holds beyond that waits in the sender's socket.
 //          The rate is the largest of the last kLooks looks. So a window that was too small grows with each look, and
 //          a pause does not close the window.
 // Source   rate and round trip as BBR estimates them (Cardwell et al., ACM Queue 14(5), 2016); the kernel's tcp_info.

@@ -869,6 +869,33 @@ TEST_CASE("flow/outbox: credit comes in quarters of what the sender says that it
   CHECK(rig.to().of<wire::Credit>().size() == 3);
 }
 
+TEST_CASE("flow/outbox: credit and grants for a far peer do not wait behind data", "[flow][fast]") {
+  for (const bool is_far : {false, true}) {
+    INFO("far " << is_far);
+    Setup setup;
+    setup.eager_bytes = 32 * static_cast<std::int64_t>(kSlot);
+    Rig rig(setup);
+    rig.router.has_urgent = true;
+    rig.outbox->set_window(kPeer, setup.eager_bytes,
+                           is_far ? schedule::WindowTuner::kFixed : schedule::WindowTuner::kUsual);
+    test::FakeEndpoint& beside = *static_cast<test::FakeEndpoint*>(rig.router.connect_urgent(kPeer).value());
+    const auto send_both = [&] {
+      rig.outbox->send(kPeer, {{}, 0, wire::Credit{1}});
+      rig.outbox->send(kPeer, {{}, 0, wire::Grant{}});
+      rig.outbox->send(kPeer, {{}, 0, wire::Ack{}});
+    };
+    send_both();  // no data waits
+    CHECK(beside.sent.empty());
+    CHECK(rig.to().sent.size() == 3);
+    rig.offer_all(rig.stream(32));
+    const std::size_t before = rig.to().sent.size();
+    send_both();
+    CHECK(beside.of<wire::Credit>().size() == (is_far ? 1 : 0));
+    CHECK(beside.of<wire::Grant>().size() == (is_far ? 1 : 0));
+    CHECK(rig.to().sent.size() == before + (is_far ? 1 : 3));
+  }
+}
+
 TEST_CASE("flow/outbox: a permit is paid for the most that a chunk can be on the wire, and comes back whole",
           "[flow][fast]") {
   Setup setup;

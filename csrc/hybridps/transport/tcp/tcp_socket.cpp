@@ -5,9 +5,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 
 namespace hybridps::transport {
 
@@ -41,6 +44,40 @@ bool read_path(int socket, PathInfo& path) {
   path.bytes_per_second = static_cast<double>(info.tcpi_delivery_rate);
   path.busy_seconds = static_cast<double>(info.tcpi_busy_time) * 1e-6;  // 0 from a kernel that does not count it
   return true;
+}
+
+const SendBufferLimits& send_buffer_limits() {
+  static const SendBufferLimits limits = [] {
+    SendBufferLimits found;
+    std::ifstream file("/proc/sys/net/ipv4/tcp_wmem");
+    std::uint64_t least = 0;
+    std::uint64_t usual = 0;
+    const core::Descriptor socket = make_socket(AF_INET);
+    int size = INT_MAX / 2;
+    socklen_t length = sizeof size;
+    if (!(file >> least >> usual >> found.own) || !socket ||
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size) != 0 ||
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, &length) != 0)
+      return SendBufferLimits{};
+    found.asked = static_cast<std::uint64_t>(size);
+    return found;
+  }();
+  return limits;
+}
+
+void make_send_room(int socket, const PathInfo& path, const SendBufferLimits& limits) {
+  // Congestion control may have twice what the path holds under way, and as much again may leave while a lost packet is
+  // sent a second time. The kernel counts about twice the bytes.
+  constexpr double kOfHeld = 8;
+  const auto wanted = static_cast<std::uint64_t>(
+      std::min(kOfHeld * path.bytes_per_second * path.min_rtt_seconds, static_cast<double>(limits.asked)));
+  if (wanted <= limits.own) return;  // SO_SNDBUF would end the kernel's own choice
+  int size = 0;
+  socklen_t length = sizeof size;
+  if (::getsockopt(socket, SOL_SOCKET, SO_SNDBUF, &size, &length) != 0) return;
+  if (4 * wanted <= 5 * static_cast<std::uint64_t>(size)) return;  // rates are never still
+  size = static_cast<int>(wanted / 2);                             // the kernel doubles it
+  (void)::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
 }
 
 }  // namespace hybridps::transport

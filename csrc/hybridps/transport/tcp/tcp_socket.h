@@ -3,6 +3,7 @@
 // Threads  any.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "hybridps/core/clock.h"
@@ -23,5 +24,15 @@ core::Status socket_error(const std::string& what, int error);
 core::Descriptor make_socket(int family);
 /// Fills in all but the peer. False: the kernel does not say.
 bool read_path(int socket, PathInfo& path);
+
+/// How large a socket's send buffer can become, in bytes as the kernel counts them: about twice those of the program.
+struct SendBufferLimits {
+  std::uint64_t own = 0;    // where the kernel's own choice ends (net.ipv4.tcp_wmem)
+  std::uint64_t asked = 0;  // what a program gets that asks (net.core.wmem_max)
+};
+const SendBufferLimits& send_buffer_limits();
+/// Gives `socket` a larger send buffer if `path` holds more than the kernel's own choice allows for. The buffer keeps
+/// all bytes behind a lost packet until that packet has come. A full buffer lets the path run dry.
+void make_send_room(int socket, const PathInfo& path, const SendBufferLimits& limits = send_buffer_limits());
 
 }  // namespace hybridps::transport

@@ -407,7 +407,9 @@ std::vector<PathInfo> TcpTransportImpl::paths() const {
     for (const TcpLink* link : endpoint->links_) {
       PathInfo path{peer};
       path.resumptions = link->resumptions;
-      if (link->state == TcpLink::LinkState::kOpen && read_path(link->socket.get(), path)) paths.push_back(path);
+      if (link->state != TcpLink::LinkState::kOpen || !read_path(link->socket.get(), path)) continue;
+      make_send_room(link->socket.get(), path);
+      paths.push_back(path);
     }
   }
   return paths;

@@ -149,7 +149,9 @@ def test_socket_buffers_and_loss_are_told_where_a_connection_does_not_carry_its_
     # 1 Gbit/s for one connection over 50 ms: 119.55 MB/s hold 5.70 MiB, and half of 6 MiB is window.
     text = advised("1@1,1@1", card_gbps=1)
     assert "5.7 MiB under way" in text and "carries 53% of that" in text
-    assert "tcp_wmem of 12 MiB" in text and "HYBRIDPS_DATA_SOCKETS=2" in text
+    assert "tcp_rmem of 12 MiB" in text and "HYBRIDPS_DATA_SOCKETS=2" in text
+    assert "up to 45.6 MiB" in text and "wmem_max of 23 MiB" in text
+    assert "TCP send buffers" not in advised("1@0.05,1@0.05", card_gbps=1)
     assert "TCP buffers" not in advised("2@0.5,2@0.5", card_gbps=1)
     # 1448 B / 50 ms x 1.22 / sqrt(0.001) = 1.117 MB/s.
     text = advised("1@0.2,1@0.2", loss=0.001)

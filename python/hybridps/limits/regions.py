@@ -21,6 +21,7 @@ from hybridps.limits.advice import CODECS, MIB, compared
 
 FOUND_S = 1e-3  # regions that are further apart than this are found by round trips (docs/regions.md)
 SOCKET_BUFFER_BYTES = 6 * MIB  # the largest that Linux gives by itself: net.ipv4.tcp_rmem
+SEND_BUFFER_BYTES = 4 * MIB  # net.ipv4.tcp_wmem
 SEGMENT_BYTES = 1448
 LOCAL_PART = 0.1
 
@@ -87,7 +88,13 @@ def window_lines(cluster: Cluster, levels: bool) -> list[str]:
         lines.append(
             f"TCP buffers: a connection must have {held / MIB:.1f} MiB under way, and the kernel's default of "
             f"{SOCKET_BUFFER_BYTES // MIB} MiB carries {SOCKET_BUFFER_BYTES / 2 / trip / wanted:.0%} of that: sysctl "
-            f"net.ipv4.tcp_rmem and net.ipv4.tcp_wmem of {least} MiB on all machines, or HYBRIDPS_DATA_SOCKETS={sockets}"
+            f"net.ipv4.tcp_rmem of {least} MiB on all machines, or HYBRIDPS_DATA_SOCKETS={sockets}"
+        )
+    if (room := 8 * held) > SEND_BUFFER_BYTES:  # transport/tcp/tcp_socket.cpp, make_send_room()
+        lines.append(
+            f"TCP send buffers: behind a lost packet a connection keeps up to {room / MIB:.1f} MiB, as the kernel counts "
+            f"them, and the kernel's default ends at {SEND_BUFFER_BYTES // MIB} MiB: sysctl net.core.wmem_max of "
+            f"{math.ceil(room / 2 / MIB)} MiB on all machines"
         )
     if cluster.loss and trip:
         carried = SEGMENT_BYTES / trip * 1.22 / math.sqrt(cluster.loss)

@@ -341,7 +341,11 @@ void ServerJoins::on_joined() {
       continue;
     }
     give_up(place);
-    if (!outcome.server || (*outcome.server >= first && *outcome.server < before))
+    const bool is_cause = outcome.server && *outcome.server >= first && *outcome.server < before;
+    if (is_starting_ && is_cause && !std::exchange(place.tries_anew, true))
+      core::log_debug("group \"", group_.info.name, "\" asks ", name_of(place.address),
+                      " for another engine: ", outcome.status.message());
+    else if (!outcome.server || is_cause)
       try_later(place, Answers::kYes,
                 Status(outcome.status.code(),
                        name_of(place.address) + " does not join: " + std::string(outcome.status.message())));

@@ -5,8 +5,9 @@
 //          (worker/newcomers.h):
 //            idle -> asking -> opening -> joining -> idle
 //          Start  One round covers all addresses. Addresses that fail are left out. The others then open the group once
-//                 more, with new server numbers. No operation begins before the start is over. The start ends at the
-//                 group's timeout, unless servers are joining then.
+//                 more, with new server numbers. A server that a rank cannot use is asked for a new engine first, once:
+//                 the rank may have given the engine up in another group. No operation begins before the start is
+//                 over. The start ends at the group's timeout, unless servers are joining then.
 //          Late   A round covers one address with engines that are not all in the group. The first round comes after
 //                 `retry`. The pause doubles with each failure, up to 16 times `retry`; after an answer that rules the
 //                 server out, the pause is 16 times `retry` at once. The pauses begin anew when an engine is lost.
@@ -72,6 +73,7 @@ class ServerJoins : core::Pinned {
     bool has_all = false;                 // all of `engines` are in the group
     bool has_open = false;                // `newcomers` may have the group open, and have not joined
     bool left_out = false;                // the group's start goes on without this address
+    bool tries_anew = false;              // the group's start asks this address for another engine, or has done it
     core::TimePoint next;                 // earliest next round of this address
     int pause = 1;                        // in units of options.retry
     std::string complaint;

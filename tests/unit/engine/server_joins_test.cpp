@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -333,6 +334,37 @@ TEST_CASE("engine/server_joins: a server that a rank cannot use is named, and th
   CHECK(text.find("127.0.0.1:" + std::to_string(ports[0].number()) + " does not join: rank 2") != std::string::npos);
   CHECK(text.find("too few file descriptors") != std::string::npos);
   CHECK(text.find("127.0.0.1:" + std::to_string(ports[1].number()) + " does not join") == std::string::npos);
+}
+
+TEST_CASE("engine/server_joins: a server whose engine a rank has given up before joins with another engine",
+          "[engine][fast]") {
+  test::CapturedStderr log;
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers, /*required=*/GENERATE(false, true));
+  Played served(scene.cluster, ports[0].number());
+  Played other(scene.cluster, ports[1].number());
+  (void)served.records();
+  const core::EngineId before = scene.cluster.id(served.runtime);
+  {
+    engine::Runtime& rank = scene.cluster.at(GENERATE(0, 1));
+    const core::GroupUid earlier = scene.cluster.new_uid();
+    const std::string record = scene.cluster.record_of(served.runtime);
+    REQUIRE(rank.meet(earlier, std::as_bytes(std::span(record))).is_ok());
+    rank.part(earlier, {before});
+    for (int i = 0; i < 10; ++i) scene.cluster.progress();
+  }
+  REQUIRE(
+      scene.within_seconds([&] { return scene.has_started() || !scene.group().status.is_ok(); }, {&served, &other}));
+  CHECK(served.renewed == std::set<core::EngineId>{before});
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(scene.group(rank).status.is_ok());
+    const schedule::Topology& topology = scene.group(rank).plans->newest_version().topology;
+    REQUIRE(topology.servers() == 2);
+    CHECK(topology.server_weight(0) > 0.0);
+    CHECK(topology.server_weight(1) > 0.0);
+  }
+  CHECK(log.finish().find("goes on without a dedicated server") == std::string::npos);
 }
 
 TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all",

@@ -520,7 +520,10 @@ void Worker::watch(GroupState& group, core::TimePoint now, std::set<core::GroupU
   if (options_.warn_seconds <= 0 || run.operation.kind == schedule::Kind::kGoodbye ||
       now - std::max(run.warned_at, group.warned_at) < core::from_seconds(options_.warn_seconds))
     return;
-  if (now - group.asked_at > kAnswersAge) probe(run, now);
+  if (now - group.asked_at > kAnswersAge) {
+    waiting.insert(group.info.uid);  // this probe puts off the next one, which would do it
+    probe(run, now);
+  }
   for (const int rank : group.census.asked())
     if (group.known[static_cast<std::size_t>(rank)].at < group.asked_at && now - group.asked_at < kWarningWaits) return;
   if (now - group.asked_at < (group.census.is_partial() ? group.census.answers_within() : core::Duration::zero()))

@@ -374,6 +374,7 @@ TEST_CASE("cluster/verdict: that an operation goes on waiting is told, for the e
   test::MovableClock clock;
   ClusterOptions options = options_of({0, 1});
   options.dead_seconds = 1000;
+  options.warn_seconds = GENERATE(0.0, 3.5, 10.0);  // each warning asks the ranks, too
   Cluster cluster(options);
   Job job(cluster);
   std::vector<core::GroupUid> waiting;

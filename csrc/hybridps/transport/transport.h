@@ -161,8 +161,7 @@ class Transport : core::Pinned {
   virtual bool has_unsent() const noexcept = 0;
   virtual void set_receiver(Receiver* receiver) noexcept = 0;
   virtual TransportStats stats() const noexcept = 0;
-  /// The open connections, if the kernel reports on them (TCP). A few system calls each. Not inside progress(). A
-  /// connection whose path holds much gets a larger send buffer meanwhile.
+  /// The open connections, if the kernel reports on them (TCP). A few system calls each. Not inside progress().
   virtual std::vector<PathInfo> paths() const { return {}; }
   /// Sends to each peer over `sockets` connections per card, or all if there are fewer. 0: the configured number.
   virtual void use_sockets(std::size_t /*sockets*/) noexcept {}

@@ -99,6 +99,7 @@ struct TcpLink : core::Pinned {
   std::size_t front_sent = 0;    // bytes of the front of `queue` that have left
   std::size_t untold_bytes = 0;  // of messages that have come since a frame told so
   bool watches_write = false;
+  core::TimePoint makes_room_at{};
   bool is_listed = false;  // in the transport's listed_
   bool is_unread = false;  // in the transport's unread_
   int error = 0;           // errno of the last attempt to send: nothing more leaves

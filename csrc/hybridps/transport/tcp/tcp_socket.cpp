@@ -46,23 +46,20 @@ bool read_path(int socket, PathInfo& path) {
   return true;
 }
 
-const SendBufferLimits& send_buffer_limits() {
-  static const SendBufferLimits limits = [] {
-    SendBufferLimits found;
-    std::ifstream file("/proc/sys/net/ipv4/tcp_wmem");
-    std::uint64_t least = 0;
-    std::uint64_t usual = 0;
-    const core::Descriptor socket = make_socket(AF_INET);
-    int size = INT_MAX / 2;
-    socklen_t length = sizeof size;
-    if (!(file >> least >> usual >> found.own) || !socket ||
-        ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size) != 0 ||
-        ::getsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, &length) != 0)
-      return SendBufferLimits{};
-    found.asked = static_cast<std::uint64_t>(size);
-    return found;
-  }();
-  return limits;
+SendBufferLimits send_buffer_limits() {
+  SendBufferLimits found;
+  std::ifstream file("/proc/sys/net/ipv4/tcp_wmem");
+  std::uint64_t least = 0;
+  std::uint64_t usual = 0;
+  const core::Descriptor socket = make_socket(AF_INET);
+  int size = INT_MAX / 2;
+  socklen_t length = sizeof size;
+  if (!(file >> least >> usual >> found.own) || !socket ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size) != 0 ||
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, &length) != 0)
+    return {};
+  found.asked = static_cast<std::uint64_t>(size);
+  return found;
 }
 
 void make_send_room(int socket, const PathInfo& path, const SendBufferLimits& limits) {

@@ -30,9 +30,10 @@ struct SendBufferLimits {
   std::uint64_t own = 0;    // where the kernel's own choice ends (net.ipv4.tcp_wmem)
   std::uint64_t asked = 0;  // what a program gets that asks (net.core.wmem_max)
 };
-const SendBufferLimits& send_buffer_limits();
+/// Of this thread's network namespace. Both 0: not known, as without a descriptor.
+SendBufferLimits send_buffer_limits();
 /// Gives `socket` a larger send buffer if `path` holds more than the kernel's own choice allows for. The buffer keeps
 /// all bytes behind a lost packet until that packet has come. A full buffer lets the path run dry.
-void make_send_room(int socket, const PathInfo& path, const SendBufferLimits& limits = send_buffer_limits());
+void make_send_room(int socket, const PathInfo& path, const SendBufferLimits& limits);
 
 }  // namespace hybridps::transport

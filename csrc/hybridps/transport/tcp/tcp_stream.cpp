@@ -30,6 +30,8 @@ constexpr std::size_t kReadBytesMax = std::size_t{512} << 10;
 /// Peers whose bytes were changed on the way are remembered, the latest.
 constexpr std::size_t kDamagedMax = 64;
 constexpr std::size_t kBulkBytes = std::size_t{4} << 10;
+/// Rates and round trips of a connection become known while it sends.
+constexpr auto kMakeRoomEvery = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -143,12 +145,23 @@ std::size_t TcpTransportImpl::flush(TcpLink& link) {
     const bool is_full =
         sent < 0 || (link.channel ? link.channel->has_unsent() : static_cast<std::size_t>(sent) < bytes);
     if (is_full) {
+      make_room(link);
       if (!link.watches_write) (void)watch(link, /*write=*/true);
       return did;
     }
   }
   if (link.watches_write) (void)watch(link, /*write=*/false);
   return did;
+}
+
+/// The send buffer is full.
+void TcpTransportImpl::make_room(TcpLink& link) const {
+  if (send_buffers_.asked <= send_buffers_.own) return;
+  const core::TimePoint now = core::Clock::now();
+  if (now < link.makes_room_at) return;
+  link.makes_room_at = now + kMakeRoomEvery;
+  PathInfo path;
+  if (read_path(link.socket.get(), path)) make_send_room(link.socket.get(), path, send_buffers_);
 }
 
 /// When the frame is stamped, and its bytes change no more.

@@ -114,6 +114,7 @@ core::Status TcpTransportImpl::start() {
     greetings_max_ = std::clamp<std::size_t>(limit.rlim_cur / 4, 1, greetings_max_);
   if (options_.greetings_max > 0) greetings_max_ = options_.greetings_max;
   strangers_max_ = std::min(greetings_max_, kStrangersMax);
+  send_buffers_ = send_buffer_limits();
   keep_spare();
   rx_pool_ = std::make_unique<RxPool>(~std::size_t{0});
   core::log_info(name_, " listens on ", address_.socket.text());
@@ -407,9 +408,7 @@ std::vector<PathInfo> TcpTransportImpl::paths() const {
     for (const TcpLink* link : endpoint->links_) {
       PathInfo path{peer};
       path.resumptions = link->resumptions;
-      if (link->state != TcpLink::LinkState::kOpen || !read_path(link->socket.get(), path)) continue;
-      make_send_room(link->socket.get(), path);
-      paths.push_back(path);
+      if (link->state == TcpLink::LinkState::kOpen && read_path(link->socket.get(), path)) paths.push_back(path);
     }
   }
   return paths;

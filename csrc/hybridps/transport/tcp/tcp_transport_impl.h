@@ -24,6 +24,7 @@
 #include "hybridps/transport/rx_pool.h"
 #include "hybridps/transport/tcp/tcp_endpoint.h"
 #include "hybridps/transport/tcp/tcp_link.h"
+#include "hybridps/transport/tcp/tcp_socket.h"
 #include "hybridps/transport/tcp/tcp_transport.h"
 
 namespace hybridps::transport {
@@ -121,6 +122,7 @@ class TcpTransportImpl final : public TcpTransport {
   void list(TcpLink& link);
   std::size_t flush_all();
   std::size_t flush(TcpLink& link);
+  void make_room(TcpLink& link) const;
   void has_sent(TcpLink& link, std::size_t bytes);
   void complete(TcpSend& send, const core::Status& status);
   void recycle(TcpSend& send, const core::Status& status);
@@ -184,6 +186,7 @@ class TcpTransportImpl final : public TcpTransport {
   core::Descriptor spare_;  // reserve, given up for a moment to turn connections away
   std::size_t greetings_max_ = 0;
   std::size_t strangers_max_ = 0;
+  SendBufferLimits send_buffers_;
   Receiver* receiver_ = nullptr;
   std::vector<std::span<std::byte>> regions_;
 

@@ -7,6 +7,7 @@ namespace hybridps::engine {
 namespace {
 
 constexpr auto kKeepUnused = std::chrono::seconds(60);
+constexpr auto kDialControlEvery = std::chrono::seconds(1);  // by those that can do without the connection
 
 }  // namespace
 
@@ -82,13 +83,19 @@ core::Result<transport::Endpoint*> Peers::connect_urgent(core::EngineId id) {
   KnownPeer* peer = find(id);
   if (!allowance_.urgent_by_control || !transports_.control || peer == nullptr || peer->dead || peer->record.local)
     return static_cast<transport::Endpoint*>(nullptr);
-  core::Result<transport::Endpoint*> endpoint = transports_.control->connect(id, peer->record.control_address);
-  const transport::Way way = transports_.control->way(id, peer->record.control_address);
-  peer->control_stood |= way == transport::Way::kStands;
+  const auto connect = [&] { return transports_.control->connect(id, peer->record.control_address); };
+  const auto has_stood = [&] {
+    const transport::Way way = transports_.control->way(id, peer->record.control_address);
+    return peer->control_stood |= way == transport::Way::kStands;
+  };
+  if (!has_stood())
+    if (const core::TimePoint now = core::Clock::now(); now >= peer->dials_control_at) {
+      peer->dials_control_at = now + kDialControlEvery;
+      (void)connect();
+    }
   // One that cannot be made would take what waits for it with it.
-  if (!peer->control_stood)
-    return core::Status(core::Code::kOutOfResources, "there is no control connection to it yet");
-  return endpoint;
+  if (!has_stood()) return core::Status(core::Code::kOutOfResources, "there is no control connection to it yet");
+  return connect();
 }
 
 bool Peers::serves_for_control(core::EngineId id) const {

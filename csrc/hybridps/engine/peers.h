@@ -46,7 +46,8 @@ struct KnownPeer {
   std::uint64_t groups = 0;
   core::TimePoint unused_since{};  // when `groups` became 0
   core::TimePoint heard_at{};
-  bool control_stood = false;     // there was a control connection
+  bool control_stood = false;  // there was a control connection
+  core::TimePoint dials_control_at{};
   double round_trip_seconds = 0;  // of the last ping or status question; 0: not known
   schedule::FarWindow far;
 };

@@ -52,6 +52,7 @@ Status Shard::start(const ServerHostOptions& options, const core::Config& config
   RuntimeOptions o = RuntimeOptions::of(config, id_);
   o.keep_early = false;
   o.far_bytes = o.eager_bytes;  // memory is charged by this
+  o.urgent_by_control = interfaces.with_control;
   const std::uint64_t memory = options.memory_bytes / static_cast<std::uint64_t>(options.threads);
   packs_from_ = config.compress_min_bytes;
   jobs_ = static_cast<std::size_t>(options.jobs);

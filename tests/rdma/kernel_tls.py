@@ -93,14 +93,18 @@ def main() -> int:
         machine += ["-append", "console=ttyS0 quiet panic=-1"]
         with subprocess.Popen(machine, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
             limit = threading.Timer(options.limit_s, running.kill)
+            limit.daemon = True
             limit.start()
             said = []
-            for line in running.stdout:
-                said.append(line)
-                print(line, end="", flush=True)
-            if not limit.is_alive():
-                print(f"kernel_tls: the machine has not ended within {options.limit_s:g} s")
-            limit.cancel()
+            try:
+                for line in running.stdout:
+                    said.append(line)
+                    print(line, end="", flush=True)
+                if not limit.is_alive():
+                    print(f"kernel_tls: the machine has not ended within {options.limit_s:g} s")
+            finally:
+                limit.cancel()
+                running.kill()
     results = re.findall(r"^exit status (\d+)", "".join(said), re.MULTILINE)
     return 0 if len(results) == len(options.programs) and set(results) == {"0"} else 1
 

@@ -5,8 +5,8 @@
 //          certificate. So no process can take the id of another process. Keys are never written to a file.
 // Memory   The token and the keys that follow from it stay in SecretBytes, or are overwritten after use. A core dump
 //          may show a listener's own key, the keys of its open connections and of knocks, and the user's private key.
-//          A connection by a listener's own key is taken, as that listener's. Its certificate is in no new roster, so
-//          no group takes it in. Keys of connections and of knocks admit nobody.
+//          With a listener's own key, a process can connect as that listener. But no new roster has the listener's
+//          certificate, so no group takes the connection in. Keys of connections and of knocks admit nobody.
 // Token    The key of a certificate authority follows from the token alone, so it is the same in all processes that
 //          hold the token. This authority signs the certificates of listeners. A process without the token gets no
 //          connection. The key of seals (sealed_store.h) also follows from the token. 16 bytes at least

@@ -315,10 +315,17 @@ TEST_CASE("intranode/nccl: the checking library sees what is not kept", "[intran
   REQUIRE(gpu.run_here([&] {
                api.comm_init(&comm, 1, id, 0, &config);
                settled();
+               sum(comm, bench.ranks[0].streams[0]);  // the first use, which a waiting stream would hold up
+               settled();
+               gpu.synchronize(bench.ranks[0].streams[0]);
+               bench.ranks[0].memory.flag_at(0).word->store(0);
+               const core::Status waits = gpu.wait_flag(bench.ranks[0].streams[0], bench.ranks[0].memory.flag_at(0), 1);
+               if (!waits.is_ok()) return waits;
                sum(comm, bench.ranks[0].streams[0]);
                settled();
-               sum(comm, bench.ranks[0].streams[1]);  // another stream
+               sum(comm, bench.ranks[0].streams[1]);  // another stream, while the first one has work
                settled();
+               bench.ranks[0].memory.flag_at(0).word->store(1);
                return core::Status();
              })
               .is_ok());

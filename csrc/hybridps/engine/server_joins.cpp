@@ -342,13 +342,15 @@ void ServerJoins::on_joined() {
     }
     give_up(place);
     const bool is_cause = outcome.server && *outcome.server >= first && *outcome.server < before;
-    if (is_starting_ && is_cause && !std::exchange(place.tries_anew, true))
+    if (is_cause && outcome.given_up) {
       core::log_debug("group \"", group_.info.name, "\" asks ", name_of(place.address),
                       " for another engine: ", outcome.status.message());
-    else if (!outcome.server || is_cause)
+      place.next = core::Clock::now() + options_.retry;
+    } else if (!outcome.server || is_cause) {
       try_later(place, Answers::kYes,
                 Status(outcome.status.code(),
                        name_of(place.address) + " does not join: " + std::string(outcome.status.message())));
+    }
   }
   if (outcome.status.is_ok()) is_starting_ = false;
   end_round();

@@ -5,13 +5,13 @@
 //          (worker/newcomers.h):
 //            idle -> asking -> opening -> joining -> idle
 //          Start  One round covers all addresses. Addresses that fail are left out. The others then open the group once
-//                 more, with new server numbers. A server that a rank cannot use is asked for a new engine first, once:
-//                 the rank may have given the engine up in another group. No operation begins before the start is
-//                 over. The start ends at the group's timeout, unless servers are joining then.
+//                 more, with new server numbers. No operation begins before the start is over. The start ends at the
+//                 group's timeout, unless servers are joining then.
 //          Late   A round covers one address with engines that are not all in the group. The first round comes after
 //                 `retry`. The pause doubles with each failure, up to 16 times `retry`; after an answer that rules the
 //                 server out, the pause is 16 times `retry` at once. The pauses begin anew when an engine is lost.
 //          The group never uses an engine again after giving it up. Rank 0 asks the server for a new engine instead.
+//          Rank 0 does so at once if a rank has given the engine up in another group.
 // Threads  the loop. Helper threads wait for the network. They hold nothing of this object and may outlive it by 10 s.
 // Errors   a server that cannot be used causes one warning. If servers are required, such a server ends a group that is
 //          starting. After the start, an address without an answer is logged at debug level only.
@@ -73,7 +73,6 @@ class ServerJoins : core::Pinned {
     bool has_all = false;                 // all of `engines` are in the group
     bool has_open = false;                // `newcomers` may have the group open, and have not joined
     bool left_out = false;                // the group's start goes on without this address
-    bool tries_anew = false;              // the group's start asks this address for another engine, or has done it
     core::TimePoint next;                 // earliest next round of this address
     int pause = 1;                        // in units of options.retry
     std::string complaint;

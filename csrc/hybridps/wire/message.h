@@ -340,19 +340,20 @@ struct TrialTimes {
 struct Join {
   static constexpr std::string_view kName = "join";
   enum class JoinStep : std::uint8_t {
-    kMeet = 0,    // down the tree: connect to the server. Payload: the server's record, for Host::meet()
-    kMet = 1,     // up: all servers of the attempt can be reached from the sender and all ranks below it
-    kNotMet = 2,  // up: a rank cannot reach this server. Payload: why
-    kPart = 3,    // down: no server of the attempt joins
-    kStart = 4,   // down: the group has waited for servers, and now starts without them
+    kMeet = 0,     // down the tree: connect to the server. Payload: the server's record, for Host::meet()
+    kMet = 1,      // up: all servers of the attempt can be reached from the sender and all ranks below it
+    kNotMet = 2,   // up: a rank cannot reach this server. Payload: why
+    kPart = 3,     // down: no server of the attempt joins
+    kStart = 4,    // down: the group has waited for servers, and now starts without them
+    kGivenUp = 5,  // as kNotMet: the rank has given up this engine of the server before
   };
   JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
   std::uint32_t server = 0;   // the group member number that the server gets
-  std::uint32_t servers = 0;  // number of servers in the attempt; of kNotMet: the rank
+  std::uint32_t servers = 0;  // number of servers in the attempt; of kNotMet and kGivenUp: the rank
   bool operator==(const Join&) const = default;
 };
-inline constexpr std::uint8_t kJoinStepCount = 5;
+inline constexpr std::uint8_t kJoinStepCount = 6;
 
 /// From an engine that cannot dial `to`: `to` shall dial `from`, since a connection serves both ways. An engine that is
 /// not `to` passes the message on.

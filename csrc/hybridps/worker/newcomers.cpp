@@ -49,8 +49,8 @@ void Newcomers::on_met(int rank) {
     worker_.send_up(group_, wire::Join{JoinStep::kMet, attempt_, 0, 0});
 }
 
-void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& why) {
-  const auto newcomer = static_cast<int>(server);
+void Newcomers::on_not_met(int rank, const wire::Join& join, const std::string& why) {
+  const auto newcomer = static_cast<int>(join.server);
   const int first = group_.servers.newcomers_begin();
   if (group_.plans->is_taking_in()) {  // too late to leave the server out: it joins, and is lost at once
     if (newcomer >= first && newcomer < group_.servers.newcomers_end())
@@ -58,16 +58,18 @@ void Newcomers::on_not_met(int rank, std::uint32_t server, const std::string& wh
     return;
   }
   const bool is_known = newcomer >= first && newcomer < group_.servers.newcomers_end();
-  give_up(core::Status(is_known ? core::Code::kPeerDead : core::Code::kTimeout,
-                       group_.info.member_text(rank) + " cannot use it: " + why),
-          is_known ? std::optional(static_cast<std::size_t>(newcomer - first)) : std::nullopt);
+  JoinOutcome outcome{core::Status(is_known ? core::Code::kPeerDead : core::Code::kTimeout,
+                                   group_.info.member_text(rank) + " cannot use it: " + why)};
+  if (is_known) outcome.server = static_cast<std::size_t>(newcomer - first);
+  outcome.given_up = join.step == JoinStep::kGivenUp;
+  give_up(outcome);
 }
 
-void Newcomers::give_up(const core::Status& why, std::optional<std::size_t> server) {
+void Newcomers::give_up(const JoinOutcome& outcome) {
   worker_.send_down(group_, wire::Join{JoinStep::kPart, attempt_, 0, 0});
   part();
   due_ = core::TimePoint::max();
-  if (const Done done = std::exchange(done_, nullptr)) done({why, server});
+  if (const Done done = std::exchange(done_, nullptr)) done(outcome);
 }
 
 void Newcomers::start_without() {
@@ -78,7 +80,7 @@ void Newcomers::start_without() {
 
 void Newcomers::refused() {
   if (attempt_ != 0 && is_first())
-    give_up(core::Status(core::Code::kMismatch, "a rank did not agree to the plan with it"));
+    give_up({core::Status(core::Code::kMismatch, "a rank did not agree to the plan with it")});
 }
 
 std::size_t Newcomers::tick(core::TimePoint now) {
@@ -99,9 +101,9 @@ std::size_t Newcomers::tick(core::TimePoint now) {
   if (met_.count(0) == 0) missing.push_back(0);
   for (const int child : group_.plans->tree().children())
     if (met_.count(child) == 0) missing.push_back(child);
-  give_up(core::Status(core::Code::kTimeout, "not reached within " +
-                                                 core::format_seconds(core::to_seconds(kMeetWithin)) + " from ranks " +
-                                                 core::format_ranks(missing)));
+  give_up(
+      {core::Status(core::Code::kTimeout, "not reached within " + core::format_seconds(core::to_seconds(kMeetWithin)) +
+                                              " from ranks " + core::format_ranks(missing))});
   return 1;
 }
 
@@ -154,7 +156,8 @@ void Newcomers::meet(const wire::Join& join, std::span<const std::byte> record) 
   }
   core::Result<schedule::Member> met = worker_.host().meet(group_.info.uid, record);
   if (!met.is_ok()) {
-    say(JoinStep::kNotMet, join.server, met.status().message());
+    const bool given_up = met.status().code() == core::Code::kPeerDead;
+    say(given_up ? JoinStep::kGivenUp : JoinStep::kNotMet, join.server, met.status().message());
     return;
   }
   const core::EngineId engine = met.value().engine;
@@ -169,7 +172,7 @@ void Newcomers::say(JoinStep step, std::uint32_t server, std::string_view why) {
   if (step == JoinStep::kMet)
     on_met(me);
   else if (is_first())
-    on_not_met(0, server, std::string(why));
+    on_not_met(0, {step, attempt_, server, 0}, std::string(why));
   else
     worker_.send_up(group_, wire::Join{step, attempt_, server, static_cast<std::uint32_t>(me)}, why);
 }
@@ -182,11 +185,13 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
     if (is_first() && !done_) return;
     const auto rank = static_cast<int>(join.servers);
     if (join.step == JoinStep::kMet && join.attempt == attempt_) on_met(from);
-    if (join.step != JoinStep::kNotMet || rank < 0 || rank >= group_.info.topology.size()) return;
+    if ((join.step != JoinStep::kNotMet && join.step != JoinStep::kGivenUp) || rank < 0 ||
+        rank >= group_.info.topology.size())
+      return;
     if (!is_first())
       worker_.send_up(group_, join, why);  // of an attempt that this rank may have refused
     else if (join.attempt == attempt_)
-      on_not_met(rank, join.server, why.empty() ? "no reason came" : why);
+      on_not_met(rank, join, why.empty() ? "no reason came" : why);
     return;
   }
   if (from != group_.plans->tree().parent()) return;

@@ -41,8 +41,9 @@ class Worker;
 
 /// The result of an attempt.
 struct JoinOutcome {
-  core::Status status;                // ok: all servers are members; else: no server is a member, and why
-  std::optional<std::size_t> server;  // the server that caused the error, if known: index in the attempt
+  core::Status status{};                // ok: all servers are members; else: no server is a member, and why
+  std::optional<std::size_t> server{};  // the server that caused the error, if known: index in the attempt
+  bool given_up = false;                // a rank has given up this engine of that server before
 };
 
 class Newcomers : core::Pinned {
@@ -96,8 +97,8 @@ class Newcomers : core::Pinned {
   void on_gone(int newcomer, const core::Status& cause);
   void say(wire::Join::JoinStep step, std::uint32_t server, std::string_view why = {});
   void on_met(int rank);
-  void on_not_met(int rank, std::uint32_t server, const std::string& why);
-  void give_up(const core::Status& why, std::optional<std::size_t> server = {});
+  void on_not_met(int rank, const wire::Join& join, const std::string& why);
+  void give_up(const JoinOutcome& outcome);
   void start();
 
   Worker& worker_;

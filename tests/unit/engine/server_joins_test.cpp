@@ -344,7 +344,7 @@ TEST_CASE("engine/server_joins: a server whose engine a rank has given up before
               ServerJoins::GroupStart::kAwaitsServers, /*required=*/GENERATE(false, true));
   Played served(scene.cluster, ports[0].number());
   Played other(scene.cluster, ports[1].number());
-  (void)served.records();
+  (void)served.records();  // its first engine
   const core::EngineId before = scene.cluster.id(served.runtime);
   {
     engine::Runtime& rank = scene.cluster.at(GENERATE(0, 1));

@@ -68,7 +68,8 @@ void ControlSender::dial(core::EngineId to) {
     evidence_.on_lost(to, Evidence::Connection::kControl, endpoint.status());
 }
 
-void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths) {
+void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths,
+                                const SharesGroup& shares_group) {
   std::unordered_set<core::EngineId> reached;
   if (data_waits)
     for (const transport::PathInfo& path : paths) reached.insert(path.peer);
@@ -91,7 +92,12 @@ void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::Pa
       send(engine, message, {});
       continue;
     }
-    for (std::size_t i = 0; i < std::min(helpers.size(), kHelpersMax); ++i) send(helpers[i], message, {});
+    std::size_t sent = 0;
+    for (const core::EngineId helper : helpers) {
+      if (!shares_group(helper, engine)) continue;
+      send(helper, message, {});
+      if (++sent == kHelpersMax) break;
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -60,8 +61,9 @@ class ControlSender : core::Pinned {
   void dial(core::EngineId to);
   /// Asks peers that this engine cannot dial to dial it: a connection serves both ways. Over a connection that stands,
   /// else through other peers. `data_waits`: an operation waits for longer than usual, perhaps for data's connection.
-  /// `paths`: data's connections.
-  void ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths);
+  /// `paths`: data's connections. `shares_group`: two peers are in one group, so they know each other.
+  using SharesGroup = std::function<bool(core::EngineId, core::EngineId)>;
+  void ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths, const SharesGroup& shares_group);
   void on_dial(core::EngineId source, const wire::Dial& dial);
 
  private:

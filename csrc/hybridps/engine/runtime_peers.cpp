@@ -236,7 +236,12 @@ void Runtime::look_at_flow(core::TimePoint now) {
   if (now >= next_path_look_) changed = look_at_paths();
   if (now >= next_dial_look_) {
     next_dial_look_ = now + kDialLookEvery;
-    control_.ask_to_dial(/*data_waits=*/now - worker_->oldest_since(now) > kDialLookEvery, paths_);
+    const bool data_waits = now - worker_->oldest_since(now) > kDialLookEvery;
+    control_.ask_to_dial(data_waits, paths_, [this](core::EngineId one, core::EngineId other) {
+      return std::any_of(windows_.groups().begin(), windows_.groups().end(), [&](const auto& entry) {
+        return entry.second.members.find(one) && entry.second.members.find(other);
+      });
+    });
   }
   const bool naps = now - napped_at_ < kNapsEndAfter;
   if (windows_.follow(moderation_.rate(), naps)) {

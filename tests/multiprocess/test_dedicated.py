@@ -320,13 +320,14 @@ def test_a_server_with_too_little_memory_says_whom_it_refused():
     assert "closed group" not in said and "opened group" not in said, said
 
 
-def go_on(rank, world, seconds, min_operations):
-    """All-reduces for a while, and the tensor overwritten at once after each. The longest one, and when it was over."""
+def go_on(rank, world, seconds, min_operations, begun):
+    """All-reduces for a while from `begun` on, and the tensor overwritten at once after each. The longest one."""
     check = Checker(rank)
     store = zygote.context.store
     counts = [600_000, 20_000, 2_000]
     dist.all_reduce(torch.ones(10))
     if store.add("ready", 1) == world:
+        begun.touch()
         store.set("all are ready", "1")
     store.wait(["all are ready"])
     start = time.monotonic()
@@ -350,44 +351,41 @@ def go_on(rank, world, seconds, min_operations):
 
 
 @contextlib.contextmanager
-def strikes(*actions):
-    """(seconds from now, function) each, on a thread."""
-    import threading
-
-    start = time.monotonic()
+def strikes(begun, *actions):
+    """(seconds after `begun`, function) each, on a thread."""
 
     def run():
+        await_file(begun)
+        start = time.monotonic()
         for after, action in actions:
             time.sleep(max(0.0, start + after - time.monotonic()))
             action()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with alongside(run):
         yield
-    finally:
-        thread.join()
 
 
 @pytest.mark.parametrize("how", ["killed", "told to stop"])
-def test_servers_that_go_one_after_the_other_fail_nobody(how):
+def test_servers_that_go_one_after_the_other_fail_nobody(how, tmp_path):
+    begun = tmp_path / "begun"
     with servers(2) as running:
         number = signal.SIGKILL if how == "killed" else signal.SIGTERM
         first, second = (server.process for server in running)
-        actions = [(3, lambda: second.send_signal(number)), (4, lambda: first.send_signal(number))]
-        with strikes(*actions):
-            run_ranks(go_on, "2+1+1+1", args=(6, 20), env=settings(running), destroy=False)
+        actions = [(1, lambda: second.send_signal(number)), (2, lambda: first.send_signal(number))]
+        with strikes(begun, *actions):
+            run_ranks(go_on, "2+1+1+1", args=(4, 20, begun), env=settings(running), destroy=False)
         for server in running:
             assert server.process.wait(5) == (-signal.SIGKILL if how == "killed" else 0)
 
 
-def test_a_server_that_is_stopped_is_left_out_and_hurts_nobody_when_it_wakes():
+def test_a_server_that_is_stopped_is_left_out_and_hurts_nobody_when_it_wakes(tmp_path):
+    begun = tmp_path / "begun"
     with servers(1) as running:
         process = running[0].process
-        actions = [(3, lambda: process.send_signal(signal.SIGSTOP)), (7, lambda: process.send_signal(signal.SIGCONT))]
+        actions = [(1, lambda: process.send_signal(signal.SIGSTOP)), (5, lambda: process.send_signal(signal.SIGCONT))]
         env = settings(running, HYBRIDPS_DEAD_SECONDS="1", HYBRIDPS_LIMITS="servers_retry_seconds=0")
-        with strikes(*actions):
-            run_ranks(go_on, "1+1+1", args=(8, 20), env=env, destroy=False)
+        with strikes(begun, *actions):
+            run_ranks(go_on, "1+1+1", args=(6, 20, begun), env=env, destroy=False)
         said = running[0].stop()
         assert "closed group" in said
         assert said.count("opened group") == 1

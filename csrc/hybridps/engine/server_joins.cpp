@@ -17,6 +17,8 @@ using core::Status;
 
 // How long to wait for a helper thread that gives no answer.
 constexpr auto kNoAnswerAfter = std::chrono::seconds(60);
+// Groups that start together may give up each other's new engines.
+constexpr int kGivenUpMax = 4;
 
 std::string name_of(const admission::Address& address) { return "the dedicated server " + address.text(); }
 
@@ -337,12 +339,13 @@ void ServerJoins::on_joined() {
     if (outcome.status.is_ok()) {
       place.has_all = true;
       place.has_open = false;
+      place.given_up_engines = 0;
       place.complaint.clear();
       continue;
     }
     give_up(place);
     const bool is_cause = outcome.server && *outcome.server >= first && *outcome.server < before;
-    if (is_cause && outcome.given_up) {
+    if (is_cause && outcome.given_up && ++place.given_up_engines <= kGivenUpMax) {
       core::log_debug("group \"", group_.info.name, "\" asks ", name_of(place.address),
                       " for another engine: ", outcome.status.message());
       place.next = core::Clock::now() + options_.retry;

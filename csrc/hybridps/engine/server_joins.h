@@ -11,7 +11,7 @@
 //                 `retry`. The pause doubles with each failure, up to 16 times `retry`; after an answer that rules the
 //                 server out, the pause is 16 times `retry` at once. The pauses begin anew when an engine is lost.
 //          The group never uses an engine again after giving it up. Rank 0 asks the server for a new engine instead.
-//          Rank 0 does so at once if a rank has given the engine up in another group.
+//          Rank 0 does so in the next round if a rank has given the engine up in another group.
 // Threads  the loop. Helper threads wait for the network. They hold nothing of this object and may outlive it by 10 s.
 // Errors   a server that cannot be used causes one warning. If servers are required, such a server ends a group that is
 //          starting. After the start, an address without an answer is logged at debug level only.
@@ -75,6 +75,7 @@ class ServerJoins : core::Pinned {
     bool left_out = false;                // the group's start goes on without this address
     core::TimePoint next;                 // earliest next round of this address
     int pause = 1;                        // in units of options.retry
+    int given_up_engines = 0;             // found by ranks in a row
     std::string complaint;
     // State of the current round:
     AddressStep step = AddressStep::kIdle;

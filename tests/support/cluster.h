@@ -98,6 +98,7 @@ class Cluster {
     record.engine = ids_[at];
     record.node_identity = record.host_name = "host" + std::to_string(runtime);
     record.data_address = engine::to_record(data_addresses_[at]);
+    record.control_address = engine::to_record(control_addresses_[at]);
     record.eager_bytes = options_.eager_bytes;
     record.far_bytes = options_.far_bytes;
     record.chunk_bytes = record.chunk_bytes_max = options_.chunk_bytes;

@@ -36,6 +36,7 @@ struct Faults {
   std::uint64_t kill_after = 0;              // messages; 0: never
   core::EngineId silent_to{};                // what is sent to this peer is dropped
   bool lacks = false;                        // way(): it waits for descriptors
+  core::EngineId opens_to{};                 // way(): the connection to this peer is being made
   std::shared_ptr<std::int64_t> may_send{};  // messages, of all who share it; what is sent after them is dropped
 };
 
@@ -95,7 +96,8 @@ class FaultyTransport final : public transport::Transport, private transport::Re
   }
 
   transport::Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override {
-    return faults_.lacks ? transport::Way::kLacks : inner_->way(peer, address);
+    if (faults_.lacks) return transport::Way::kLacks;
+    return peer == faults_.opens_to ? transport::Way::kOpens : inner_->way(peer, address);
   }
 
   std::size_t progress() override {

@@ -35,6 +35,9 @@ class Recorder final : public transport::Transport {
     return static_cast<transport::Endpoint*>(noted.get());
   }
   transport::Endpoint* find(core::EngineId peer) noexcept override { return inner_->find(peer); }
+  transport::Way way(core::EngineId peer, std::span<const std::byte> address) noexcept override {
+    return inner_->way(peer, address);
+  }
   std::size_t progress() override { return inner_->progress(); }
   int event_fd() const noexcept override { return inner_->event_fd(); }
   bool arm() override { return inner_->arm(); }

@@ -69,7 +69,7 @@ void ControlSender::dial(core::EngineId to) {
 }
 
 void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths,
-                                const SharesGroup& shares_group) {
+                                const CompanyOf& company_of) {
   std::unordered_set<core::EngineId> reached;
   if (data_waits)
     for (const transport::PathInfo& path : paths) reached.insert(path.peer);
@@ -93,8 +93,9 @@ void ControlSender::ask_to_dial(bool data_waits, const std::vector<transport::Pa
       continue;
     }
     std::size_t sent = 0;
+    const std::unordered_set<core::EngineId> company = company_of(engine);
     for (const core::EngineId helper : helpers) {
-      if (!shares_group(helper, engine)) continue;
+      if (company.count(helper) == 0) continue;
       send(helper, message, {});
       if (++sent == kHelpersMax) break;
     }

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "hybridps/core/clock.h"
@@ -61,9 +62,9 @@ class ControlSender : core::Pinned {
   void dial(core::EngineId to);
   /// Asks peers that this engine cannot dial to dial it: a connection serves both ways. Over a connection that stands,
   /// else through other peers. `data_waits`: an operation waits for longer than usual, perhaps for data's connection.
-  /// `paths`: data's connections. `shares_group`: two peers are in one group, so they know each other.
-  using SharesGroup = std::function<bool(core::EngineId, core::EngineId)>;
-  void ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths, const SharesGroup& shares_group);
+  /// `paths`: data's connections. `company_of`: who knows a peer, because a group has both.
+  using CompanyOf = std::function<std::unordered_set<core::EngineId>(core::EngineId peer)>;
+  void ask_to_dial(bool data_waits, const std::vector<transport::PathInfo>& paths, const CompanyOf& company_of);
   void on_dial(core::EngineId source, const wire::Dial& dial);
 
  private:

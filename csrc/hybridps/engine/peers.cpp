@@ -116,11 +116,12 @@ Evidence::PeerFacts Peers::facts_of(core::EngineId id) const {
   if (peer == nullptr) return {.is_local = true};
   const PeerRecord& record = peer->record;
   if (record.local) return {.is_local = true};
-  const bool serves = serves_for_control(id);
-  const bool lacks = (transports_.control && !serves &&
-                      transports_.control->way(id, record.control_address) == transport::Way::kLacks) ||
-                     transports_.data->way(id, record.data_address) == transport::Way::kLacks;
-  return {.data_serves_control = serves, .lacks_descriptors = lacks};
+  const transport::Way data = transports_.data->way(id, record.data_address);
+  // What control would carry goes over a connection of data that stands.
+  const bool lacks = data == transport::Way::kLacks ||
+                     (data != transport::Way::kStands && transports_.control &&
+                      transports_.control->way(id, record.control_address) == transport::Way::kLacks);
+  return {.data_serves_control = serves_for_control(id), .lacks_descriptors = lacks};
 }
 
 std::vector<core::EngineId> Peers::forget_unused(core::TimePoint now, bool all) {

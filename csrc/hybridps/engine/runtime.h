@@ -210,6 +210,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   void join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology);
   void forget_unused(core::TimePoint now);
   void look_at_flow(core::TimePoint now);
+  /// The members of all groups that `peer` is in, or is joining.
+  std::unordered_set<core::EngineId> company_of(core::EngineId peer) const;
   bool look_at_paths();
   void apply_windows();
   Reported reported() const { return {transports_, peers_, *pool_, *outbox_, *worker_}; }

@@ -237,11 +237,7 @@ void Runtime::look_at_flow(core::TimePoint now) {
   if (now >= next_dial_look_) {
     next_dial_look_ = now + kDialLookEvery;
     const bool data_waits = now - worker_->oldest_since(now) > kDialLookEvery;
-    control_.ask_to_dial(data_waits, paths_, [this](core::EngineId one, core::EngineId other) {
-      return std::any_of(windows_.groups().begin(), windows_.groups().end(), [&](const auto& entry) {
-        return entry.second.members.find(one) && entry.second.members.find(other);
-      });
-    });
+    control_.ask_to_dial(data_waits, paths_, [this](core::EngineId peer) { return company_of(peer); });
   }
   const bool naps = now - napped_at_ < kNapsEndAfter;
   if (windows_.follow(moderation_.rate(), naps)) {
@@ -249,6 +245,18 @@ void Runtime::look_at_flow(core::TimePoint now) {
     changed = true;
   }
   if (changed) apply_windows();
+}
+
+std::unordered_set<core::EngineId> Runtime::company_of(core::EngineId peer) const {
+  std::unordered_set<core::EngineId> company;
+  const auto is_peer = [peer](const bootstrap::MemberRecord& record) { return record.engine == peer; };
+  for (const auto& [uid, group] : windows_.groups()) {
+    const auto found = newcomers_.find(uid);
+    const bool joins = found != newcomers_.end() && std::any_of(found->second.begin(), found->second.end(), is_peer);
+    if (joins || group.members.find(peer))
+      company.insert(group.members.engines().begin(), group.members.engines().end());
+  }
+  return company;
 }
 
 bool Runtime::look_at_paths() {

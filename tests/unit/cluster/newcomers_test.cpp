@@ -6,15 +6,19 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/captured_stderr.h"
 #include "tests/support/catch.h"
 #include "tests/support/clock.h"
 #include "tests/support/cluster.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/recorder.h"
 
 namespace {
 
@@ -139,6 +143,48 @@ struct Host {
 std::uint64_t summed(Cluster& cluster, int runtime) { return cluster.at(runtime).dedicated_stats().bytes; }
 
 }  // namespace
+
+TEST_CASE("cluster/newcomers: a server that a rank cannot dial is asked by the others to dial the rank",
+          "[cluster][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  options.dead_seconds = 1000;
+  options.control = options.wrap_control = true;
+  std::vector<int> wrapped(8);
+  std::vector<test_support::FaultyTransport*> of_rank_2;
+  std::vector<core::EngineId> passed_on;  // Dial::to
+  options.wrap = [&](std::unique_ptr<transport::Transport> inner, int r) -> std::unique_ptr<transport::Transport> {
+    const int number = ++wrapped[static_cast<std::size_t>(r)];  // data, shared memory, control
+    if (number == 2) return inner;
+    if (r == 2) {
+      auto made = std::make_unique<test_support::FaultyTransport>(std::move(inner), test_support::Faults(), 1);
+      of_rank_2.push_back(made.get());
+      return made;
+    }
+    return std::make_unique<test::Recorder>(std::move(inner), [&](const wire::Message& message) {
+      if (const auto* dial = message.as<wire::Dial>()) passed_on.push_back(dial->to);
+    });
+  };
+  Cluster cluster(options);
+  Host host{cluster, cluster.open_group(), {}};
+  const auto pass = [&](int tenths) {
+    for (int i = 0; i < tenths; ++i) {
+      clock.pass(std::chrono::milliseconds(100));
+      for (int round = 0; round < 20; ++round) cluster.progress();
+    }
+  };
+  for (int r = 0; r < 3; ++r) cluster.at(r).dial_nodes(host.group(r));
+  pass(20);
+  host.take_in(1);
+  test_support::Faults faults;
+  faults.opens_to = faults.silent_to = cluster.id(host.joining.at(0));
+  for (test_support::FaultyTransport* transport : of_rank_2) transport->set_faults(faults);
+  pass(20);
+  CHECK_FALSE(host.outcome);
+  REQUIRE(!passed_on.empty());
+  CHECK(passed_on.front() == faults.opens_to);
+}
 
 TEST_CASE("cluster/newcomers: a server joins between operations, has a share then, and leaves again",
           "[cluster][fast]") {

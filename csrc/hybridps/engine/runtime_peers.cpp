@@ -213,7 +213,7 @@ bool Runtime::all_know_of_failure(const worker::GroupState& group) const {
   if (!std::all_of(neighbours.begin(), neighbours.end(), knows)) return false;
   const auto members = static_cast<int>(group.info.members.size());
   for (int server = group.info.topology.size(); server < members; ++server)
-    if (!knows(server)) return false;
+    if (!group.servers.is_gone(server) && !knows(server)) return false;
   return true;
 }
 

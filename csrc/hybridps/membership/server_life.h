@@ -73,6 +73,13 @@ class ServerLife {
                                           rows_.begin() + static_cast<std::ptrdiff_t>(members_), rows_.end(),
                                           [](const Row& row) { return row.phase == LifePhase::kMet; });
   }
+  /// The first newcomer that this rank has not met; newcomers_end() if it has met all.
+  int first_not_met() const noexcept {
+    const auto from = rows_.begin() + static_cast<std::ptrdiff_t>(members_);
+    return ranks_ + static_cast<int>(
+                        std::find_if(from, rows_.end(), [](const Row& row) { return row.phase != LifePhase::kMet; }) -
+                        rows_.begin());
+  }
   /// An attempt begins.
   void expect(std::size_t newcomers) { rows_.resize(members_ + newcomers, Row{.phase = LifePhase::kAbsent}); }
   /// Whether this is the first newcomer without a record.

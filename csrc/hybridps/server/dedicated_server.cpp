@@ -259,7 +259,7 @@ bool DedicatedServer::has_room(Served& group, std::uint64_t sequence, std::uint6
                                ": a job's groups and operations that are not over may take " +
                                std::to_string(budget.bytes_max) + " bytes, and " + std::to_string(budget.used) +
                                " are taken; wait for operations before issuing more, or start it with more --memory"),
-              Tell::kLost);
+              Tell::kClosed);
   return false;
 }
 
@@ -479,7 +479,7 @@ void DedicatedServer::tell_forgotten(Served& group) {
 }
 
 void DedicatedServer::leave_if_released(Served& group) {
-  if (group.released && group.spans.empty()) close_later(group.info.uid, group.leaving, Tell::kLost);
+  if (group.released && group.spans.empty()) close_later(group.info.uid, group.leaving, Tell::kClosed);
 }
 
 void DedicatedServer::ask_to_leave(const core::Status& cause) {
@@ -504,11 +504,11 @@ void DedicatedServer::close(core::GroupUid uid, const core::Status& why, Tell te
   const auto found = groups_.find(uid);
   if (found == groups_.end()) return;
   Served& group = *found->second;
-  if (tell == Tell::kLost) {
+  if (tell == Tell::kClosed) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
-    const wire::Failover lost{wire::Failover::What::kLost, me.sender_rank};
+    const wire::Failover closed{wire::Failover::What::kClosed, me.sender_rank};
     for (int rank = 0; rank < group.info.topology.size(); ++rank)
-      host_.send_control(group.info.members.engine(rank), {me, 0, lost}, why.message());
+      host_.send_control(group.info.members.engine(rank), {me, 0, closed}, why.message());
   } else if (tell == Tell::kFailed) {
     const wire::From me{{}, uid, static_cast<std::uint32_t>(group.info.topology.rank())};
     const wire::Verdict verdict = wire::Verdict::on_group(why.code());
@@ -545,7 +545,7 @@ void DedicatedServer::on_peer_dead(core::EngineId peer, const core::Status& caus
     if (const std::optional<int> member = group->info.members.find(peer);
         member && *member < group->info.topology.size())
       close_later(uid, core::Status(core::Code::kPeerDead, "it has lost a rank: " + std::string(cause.message())),
-                  Tell::kLost);
+                  Tell::kClosed);
   }
 }
 
@@ -553,7 +553,7 @@ void DedicatedServer::leave_all(const core::Status& cause) {
   const core::OneThread::Inside inside(one_thread_);
   std::vector<core::GroupUid> uids;
   for (const auto& [uid, group] : groups_) uids.push_back(uid);
-  for (const core::GroupUid uid : uids) close_later(uid, cause, Tell::kLost);
+  for (const core::GroupUid uid : uids) close_later(uid, cause, Tell::kClosed);
 }
 
 void DedicatedServer::on_mismatch(const OperationKey& key, const RankCall& ours, const RankCall& theirs) {

@@ -116,7 +116,7 @@ class DedicatedServer final : public Listener, core::Pinned {
   class ServedSpan;
 
   /// What the members are told when a group closes.
-  enum class Tell { kNothing, kLost, kFailed };
+  enum class Tell { kNothing, kClosed, kFailed };
 
   Served* find(core::GroupUid uid);
   void on_landed(Served& group, int rank, const wire::Failover& landed);

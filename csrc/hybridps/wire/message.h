@@ -310,6 +310,7 @@ struct Failover {
     kLeaving = 9,    // from the server to rank 0: the server wants to leave
     kReleased = 10,  // answer to kLeaving: all operations in which the server owns a span are over for rank 0
     kForgets = 11,   // from the server to all: no memory for the error feedback of `first` tensors. Payload: why
+    kClosed = 12,    // as kLost, but by the server's own word: it has closed the group, and may serve others
   };
   What what = What::kLost;
   std::uint32_t server = 0;  // group member
@@ -318,7 +319,7 @@ struct Failover {
   std::array<std::uint64_t, 6> bits{};
   bool operator==(const Failover&) const = default;
 };
-inline constexpr std::uint8_t kFailoverWhatCount = 12;
+inline constexpr std::uint8_t kFailoverWhatCount = 13;
 
 /// Packs these operations into as few messages of kind kLanded or kKnown as possible.
 std::vector<Failover> failovers_of(Failover::What what, std::uint32_t server, std::vector<std::uint64_t> sequences);
@@ -340,20 +341,21 @@ struct TrialTimes {
 struct Join {
   static constexpr std::string_view kName = "join";
   enum class JoinStep : std::uint8_t {
-    kMeet = 0,     // down the tree: connect to the server. Payload: the server's record, for Host::meet()
-    kMet = 1,      // up: all servers of the attempt can be reached from the sender and all ranks below it
-    kNotMet = 2,   // up: a rank cannot reach this server. Payload: why
-    kPart = 3,     // down: no server of the attempt joins
-    kStart = 4,    // down: the group has waited for servers, and now starts without them
-    kGivenUp = 5,  // as kNotMet: the rank has given up this engine of the server before
+    kMeet = 0,        // down the tree: connect to the server. Payload: the server's record, for Host::meet()
+    kMet = 1,         // up: all servers of the attempt can be reached from the sender and all ranks below it
+    kNotMet = 2,      // up: a rank cannot reach this server. Payload: why
+    kPart = 3,        // down: no server of the attempt joins
+    kStart = 4,       // down: the group has waited for servers, and now starts without them
+    kGivenUp = 5,     // as kNotMet: the rank has given up this engine of the server before
+    kNotReached = 6,  // as kNotMet: not in time
   };
   JoinStep step = JoinStep::kMeet;
   std::uint32_t attempt = 0;  // from 1
   std::uint32_t server = 0;   // the group member number that the server gets
-  std::uint32_t servers = 0;  // number of servers in the attempt; of kNotMet and kGivenUp: the rank
+  std::uint32_t servers = 0;  // number of servers in the attempt; of kNotMet, kGivenUp, kNotReached: the rank
   bool operator==(const Join&) const = default;
 };
-inline constexpr std::uint8_t kJoinStepCount = 6;
+inline constexpr std::uint8_t kJoinStepCount = 7;
 
 /// From an engine that cannot dial `to`: `to` shall dial `from`, since a connection serves both ways. An engine that is
 /// not `to` passes the message on.

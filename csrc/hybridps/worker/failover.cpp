@@ -21,6 +21,8 @@ constexpr std::uint32_t kPart = wire::Failover::kChunksPerMessage;
 
 std::uint32_t parts_of(std::uint32_t chunks) { return (chunks + kPart - 1) / kPart; }
 
+What what_of(const core::Status& cause) { return cause.code() == core::Code::kClosed ? What::kClosed : What::kLost; }
+
 template <typename Visit>
 void for_bits(const wire::Failover& failover, std::uint32_t chunks, Visit visit) {
   for (std::uint32_t i = 0; i < kPart; ++i)
@@ -34,30 +36,36 @@ void for_bits(const wire::Failover& failover, std::uint32_t chunks, Visit visit)
 
 void LostServers::report(int member, const core::Status& cause) {
   if (group_.servers.is_gone(member) || !group_.status.is_ok()) return;
-  if (group_.info.topology.rank() == 0) {
-    decide(member, std::string(cause.message()));
-  } else if (group_.servers.advance(member, Phase::kReported)) {
-    worker_.send_up(group_, wire::Failover{What::kLost, static_cast<std::uint32_t>(member)}, cause.message());
-  }
+  const wire::Failover lost{what_of(cause), static_cast<std::uint32_t>(member)};
+  if (group_.info.topology.rank() == 0)
+    decide(member, cause);
+  else if (group_.servers.advance(member, Phase::kReported))
+    worker_.send_up(group_, lost, cause.message());
 }
 
-void LostServers::decide(int member, const std::string& why) {
+void LostServers::decide(int member, const core::Status& cause) {
+  const std::string why(cause.message());
   // On the same way as the change of plans that may have brought the server, so behind it.
-  worker_.send_down(group_, wire::Failover{What::kLost, static_cast<std::uint32_t>(member)}, why);
+  worker_.send_down(group_, wire::Failover{what_of(cause), static_cast<std::uint32_t>(member)}, why);
   if (group_.servers.is_leaving(member))
     core::log_info("group \"", group_.info.name, "\": ", group_.info.member_text(member), " has left: ", why);
   else
     core::log_warn("group \"", group_.info.name, "\": ", group_.info.member_text(member), " is gone: ", why,
                    "; the group goes on without it");
   apply(member, why);
+  leave_engine(member, cause);
   group_.plans->leave_out();
+}
+
+// Even if the server is healthy as seen from here: closed connections tell the server that the group left it.
+void LostServers::leave_engine(int member, const core::Status& cause) {
+  if (cause.code() != core::Code::kClosed)
+    worker_.host().on_server_lost(group_.info.members.engine(member), std::string(cause.message()));
 }
 
 void LostServers::apply(int member, const std::string& why) {
   if (!group_.servers.advance(member, Phase::kGone)) return;
   landed_.erase(member);
-  // Even if the server is healthy as seen from here: closed connections tell the server that the group left it.
-  worker_.host().on_server_lost(group_.info.members.engine(member), why);
   if (group_.steps && owns_steps(member)) fail_steps(member, why);
   for (const auto& [sequence, run] : group_.running)
     if (run->started) on_launched(*run);
@@ -131,22 +139,25 @@ void LostServers::on_message(const wire::Message& message, flow::Delivery payloa
   const auto from = static_cast<int>(message.from.sender_rank);
   if (!topology.is_dedicated(member)) return;
   const bool from_parent = from == group_.plans->tree().parent();
-  const bool is_loss = failover.what == What::kLost;
+  const bool is_loss = failover.what == What::kLost || failover.what == What::kClosed;
   std::string why(reinterpret_cast<const char*>(payload.data()), is_loss ? payload.bytes() : 0);
   if (is_loss && why.empty()) why = "no reason came";
   if (is_loss && from_parent) worker_.send_down(group_, failover, why);
   if (failover.server >= group_.info.members.size()) {
     // The server is a newcomer that was lost at once. Its version has not begun here, and neither has the operation.
-    if (failover.what != What::kLost && failover.what != What::kKnown && !topology.is_dedicated(from) &&
+    if (!is_loss && failover.what != What::kKnown && !topology.is_dedicated(from) &&
         failover.sequence >= group_.over.floor() && worker_.can_keep(group_, group_.early.size(), message))
       group_.early.add(message, std::move(payload));
     return;
   }
   if (is_loss) {
-    if (from_parent)
+    const core::Status cause(failover.what == What::kClosed ? core::Code::kClosed : core::Code::kPeerDead, why);
+    if (from_parent) {
       apply(member, why);
-    else if (from == member || group_.plans->tree().is_child(from))
-      report(member, core::Status(core::Code::kPeerDead, std::move(why)));
+      leave_engine(member, cause);
+    } else if (from == member || group_.plans->tree().is_child(from)) {
+      report(member, cause);
+    }
     return;
   }
   if (failover.what == What::kForgets) {

@@ -45,7 +45,8 @@ class LostServers : core::Pinned {
  public:
   LostServers(Worker& worker, GroupState& group) : worker_(worker), group_(group) {}
 
-  /// This rank finds that the server is gone.
+  /// This rank finds that the server is gone. Code kClosed: the server has closed the group itself, and may serve
+  /// others.
   void report(int member, const core::Status& cause);
   /// A message of type wire::Failover.
   void on_message(const wire::Message& message, flow::Delivery payload);
@@ -64,8 +65,9 @@ class LostServers : core::Pinned {
 
  private:
   void on_forgets(int member, const wire::Failover& forgets, const std::string& why);
-  void decide(int member, const std::string& why);
+  void decide(int member, const core::Status& cause);
   void apply(int member, const std::string& why);
+  void leave_engine(int member, const core::Status& cause);
   bool owns_steps(int member) const;
   void fail_steps(int member, const std::string& why);
   void on_leaving(int member);

@@ -58,7 +58,8 @@ void Newcomers::on_not_met(int rank, const wire::Join& join, const std::string& 
     return;
   }
   const bool is_known = newcomer >= first && newcomer < group_.servers.newcomers_end();
-  JoinOutcome outcome{core::Status(is_known ? core::Code::kPeerDead : core::Code::kTimeout,
+  const bool is_late = !is_known || join.step == JoinStep::kNotReached;
+  JoinOutcome outcome{core::Status(is_late ? core::Code::kTimeout : core::Code::kPeerDead,
                                    group_.info.member_text(rank) + " cannot use it: " + why)};
   if (is_known) outcome.server = static_cast<std::size_t>(newcomer - first);
   outcome.given_up = join.step == JoinStep::kGivenUp;
@@ -97,8 +98,12 @@ std::size_t Newcomers::tick(core::TimePoint now) {
                              "it did not answer for " + core::format_seconds(core::to_seconds(kAnswerWithin))));
     return 1;
   }
+  if (met_.count(0) == 0) {
+    on_not_met(0, {JoinStep::kNotReached, attempt_, static_cast<std::uint32_t>(group_.servers.first_not_met()), 0},
+               "not reached within " + core::format_seconds(core::to_seconds(kMeetWithin)));
+    return 1;
+  }
   std::vector<int> missing;
-  if (met_.count(0) == 0) missing.push_back(0);
   for (const int child : group_.plans->tree().children())
     if (met_.count(child) == 0) missing.push_back(child);
   give_up(
@@ -113,7 +118,8 @@ std::size_t Newcomers::expire_on_rank(core::TimePoint now) {
   const membership::Tree& tree = group_.plans->tree();
   const auto no_server = static_cast<std::uint32_t>(group_.servers.newcomers_end());
   if (met_.count(group_.info.topology.rank()) == 0) {
-    say(JoinStep::kNotMet, no_server, "not reached within " + core::format_seconds(core::to_seconds(kReachWithin)));
+    say(JoinStep::kNotReached, static_cast<std::uint32_t>(group_.servers.first_not_met()),
+        "not reached within " + core::format_seconds(core::to_seconds(kReachWithin)));
     return 1;
   }
   const core::TimePoint due = met_since_ + kChildrenWithin - tree.depth() * kSoonerBelow;
@@ -185,9 +191,9 @@ void Newcomers::on_message(const wire::Message& message, const flow::Delivery& p
     if (is_first() && !done_) return;
     const auto rank = static_cast<int>(join.servers);
     if (join.step == JoinStep::kMet && join.attempt == attempt_) on_met(from);
-    if ((join.step != JoinStep::kNotMet && join.step != JoinStep::kGivenUp) || rank < 0 ||
-        rank >= group_.info.topology.size())
-      return;
+    const bool is_refusal =
+        join.step == JoinStep::kNotMet || join.step == JoinStep::kGivenUp || join.step == JoinStep::kNotReached;
+    if (!is_refusal || rank < 0 || rank >= group_.info.topology.size()) return;
     if (!is_first())
       worker_.send_up(group_, join, why);  // of an attempt that this rank may have refused
     else if (join.attempt == attempt_)
@@ -219,10 +225,13 @@ void Newcomers::on_word(const wire::Message& message, const flow::Delivery& payl
       say(JoinStep::kMet, message.from.sender_rank);
   } else if (message.as<wire::PlanAnswer>() != nullptr) {
     group_.plans->on_message(message, payload);
-  } else if (const auto* failover = message.as<wire::Failover>();
-             failover != nullptr && failover->what == wire::Failover::What::kLost) {
-    on_gone(*newcomer, core::Status(core::Code::kPeerDead,
-                                    std::string(reinterpret_cast<const char*>(payload.data()), payload.bytes())));
+  } else if (const auto* failover = message.as<wire::Failover>()) {
+    using What = wire::Failover::What;
+    const std::string why(reinterpret_cast<const char*>(payload.data()), payload.bytes());
+    if (failover->what == What::kClosed)
+      on_gone(*newcomer, core::Status(core::Code::kClosed, why));
+    else if (failover->what == What::kLeaving)  // it asks once
+      on_gone(*newcomer, core::Status(core::Code::kClosed, "it was told to stop"));
   }
 }
 

@@ -381,3 +381,59 @@ TEST_CASE("cluster/dedicated: what a member opens is bounded, and too much fails
   reduce_once(cluster, b, 0, 5000, core::ReduceOp::kSum, -1, tally);
   REQUIRE(tally.first_error == "");
 }
+
+TEST_CASE("cluster/dedicated: a server that closes one group goes on serving another", "[cluster][fast]") {
+  const bool is_told_to_stop = GENERATE(false, true);
+  INFO(is_told_to_stop);
+  test::MovableClock clock;
+  Cluster cluster(options_of({{0, 1, 2, 3}, {1}}));
+  const core::GroupUid idle = cluster.open_group();
+  const core::GroupUid busy = cluster.new_uid();  // without rank 3
+  std::vector<schedule::Member> members = cluster.members_of(5);
+  members.erase(members.begin() + 3);
+  const auto room = static_cast<std::uint32_t>(ClusterOptions().chunk_bytes);
+  const schedule::ChunkSizes chunks{room, room, room};
+  for (int rank = 0; rank < 3; ++rank) {
+    worker::GroupInfo info{busy, "busy", schedule::Members(members), schedule::Topology({0, 1, 2}, rank, {}, {1})};
+    info.tuning.chunks = chunks;
+    cluster.at(rank).open_group(std::move(info));
+  }
+  cluster.at(4).open_served_group(
+      {busy, "busy", schedule::Members(members), schedule::Topology({0, 1, 2}, 3, {}, {1}), chunks});
+  std::vector<std::vector<float>> tensors;
+  for (int rank = 0; rank < 3; ++rank) tensors.push_back(floats(rank, 3000));
+  Tally tally;
+  const auto submit = [&](int rank, std::uint64_t sequence) {
+    worker::Operation o = reduction(schedule::Kind::kAllReduce, core::DType::kFloat32);
+    o.output = {piece(tensors[static_cast<std::size_t>(rank)])};
+    cluster.submit(busy, rank, std::move(o), sequence, tally.completion());
+  };
+  const auto pass = [&](int tens) {
+    for (int i = 0; i < tens; ++i) {
+      clock.pass(std::chrono::milliseconds(10));
+      for (int round = 0; round < 10; ++round) cluster.progress();
+    }
+  };
+  submit(0, 0);
+  submit(1, 0);
+  pass(5);
+  server::DedicatedServer& server = cluster.at(4).dedicated();
+  const core::Status why(core::Code::kAborted, "for the test");
+  if (is_told_to_stop)
+    server.ask_to_leave(why);
+  else
+    server.on_peer_dead(cluster.id(3), why);
+  pass(50);
+  CHECK_FALSE(server.has(idle));
+  REQUIRE(server.has(busy));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(cluster.at(rank).worker().find(idle)->servers.is_gone(4));
+    CHECK_FALSE(cluster.at(rank).worker().find(busy)->servers.is_gone(3));
+  }
+  const std::uint64_t before = cluster.at(4).dedicated_stats().bytes;
+  submit(2, 0);
+  pass(100);
+  CHECK(tally.done == 3);
+  CHECK(tally.first_error == "");
+  CHECK(cluster.at(4).dedicated_stats().bytes > before);
+}

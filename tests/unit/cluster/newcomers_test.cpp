@@ -144,6 +144,49 @@ std::uint64_t summed(Cluster& cluster, int runtime) { return cluster.at(runtime)
 
 }  // namespace
 
+TEST_CASE("cluster/newcomers: of two servers the one that does not answer is named", "[cluster][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  options.dead_seconds = 1000;
+  Cluster cluster(options);
+  Host host{cluster, cluster.open_group(), {}};
+  std::vector<std::string> records;
+  for (int i = 0; i < 2; ++i) {
+    const int runtime = cluster.add_server();
+    cluster.open_late(host.uid, runtime, 3 + i);
+    records.push_back(cluster.record_of(runtime));
+    if (i == 1) cluster.stop(runtime);
+  }
+  std::optional<worker::JoinOutcome> outcome;
+  host.group().newcomers->take_in(records, [&](const worker::JoinOutcome& what) { outcome = what; });
+  REQUIRE(cluster.run_until([&] {
+    clock.pass(std::chrono::milliseconds(20));
+    return outcome.has_value();
+  }));
+  CHECK(outcome->status.code() == core::Code::kTimeout);
+  REQUIRE(outcome->server);
+  CHECK(*outcome->server == 1);
+  CHECK_FALSE(outcome->given_up);
+}
+
+TEST_CASE("cluster/newcomers: one that is told to stop before it is a member does not join", "[cluster][fast]") {
+  test::MovableClock clock;
+  ClusterOptions options;
+  options.node_of = {0, 1, 2};
+  Cluster cluster(options);
+  Host host{cluster, cluster.open_group(), {}};
+  host.take_in(1);
+  const int runtime = host.joining.front();
+  cluster.at(runtime).dedicated().ask_to_leave(core::Status(core::Code::kAborted, "for the test"));
+  REQUIRE(cluster.run_until([&] {
+    clock.pass(std::chrono::milliseconds(1));
+    return host.outcome.has_value();
+  }));
+  CHECK(host.outcome->to_string().find("told to stop") != std::string::npos);
+  CHECK(host.group().info.members.size() == 3);
+}
+
 TEST_CASE("cluster/newcomers: a server that a rank cannot dial is asked by the others to dial the rank",
           "[cluster][fast]") {
   test::MovableClock clock;

@@ -42,7 +42,7 @@ struct Rig final : server::DedicatedHost {
   void send_control(core::EngineId, wire::Message message, std::string_view text) override {
     told.emplace_back(text);
     const auto* failover = message.as<wire::Failover>();
-    lost += failover != nullptr && failover->what == wire::Failover::What::kLost ? 1 : 0;
+    lost += failover != nullptr && failover->what == wire::Failover::What::kClosed ? 1 : 0;
   }
   void on_tuning(core::GroupUid, const schedule::Tuning&) override {}
   void on_served_group_closed(core::GroupUid, const core::Status&) override {}

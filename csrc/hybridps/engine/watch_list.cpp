@@ -32,6 +32,8 @@ void WatchList::choose(Watching& kept) const {
   if (self == engines.end() || engines.size() < 2) return;
   const auto me = static_cast<std::size_t>(self - engines.begin());
   kept.watched.push_back(engines[(me + 1) % engines.size()]);
+  // A server that joins has no connection to a rank yet, and nobody tells it that the job has ended.
+  if (me >= ranks && me + 1 < engines.size()) kept.watched.push_back(engines[0]);
   for (std::size_t server = ranks; server < engines.size(); ++server)
     if ((server + 1) % ranks == me) kept.watched.push_back(engines[server]);
 }

@@ -38,6 +38,11 @@ TEST_CASE("engine/watch_list: an engine watches its successor, and the servers t
   CHECK(watched(list) == std::set<core::EngineId>{id(2)});
   CHECK(list.quick().size() == 3);
   CHECK_FALSE(list.any_remote());
+  for (const int server : {8, 9, 10}) {
+    WatchList of_server(id(server));
+    of_server.set({1, 1}, {members_of({0, 1, 2, 8, 9, 10}), 3, false, true});
+    CHECK(watched(of_server).count(id(0)) == 1);
+  }
   list.close({1, 1});
   list.close({1, 1});
   CHECK(list.watched().empty());

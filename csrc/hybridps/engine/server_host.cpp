@@ -287,7 +287,8 @@ class ServerHostImpl final : public ServerHost {
             opened.push_back(shard.get());
           }
         }
-        if (opened.empty()) return refused(Status(Code::kMismatch, "it has been restarted since it was asked"));
+        if (opened.empty())
+          return refused(Status(Code::kAborted, "it was restarted, or another job had its engine replaced, meanwhile"));
         {
           const core::MutexLock lock(mutex_);
           say("opened group " + text);

@@ -82,6 +82,8 @@ bool ServerJoins::any_in(AddressStep step) const {
 }
 
 std::size_t ServerJoins::tick(core::TimePoint now) {
+  if (!group_.status.is_ok())
+    for (PolledAddress& place : places_) give_up(place);
   if (!group_.status.is_ok() || group_.leaving) return 0;
   if (is_starting_ && now >= start_until_ && !joined_) return end_start();
   if (joined_) {
@@ -261,6 +263,7 @@ void ServerJoins::open_found() {
     place.step = AddressStep::kOpening;
     for (MemberRecord& record : place.newcomers) record.group_rank = static_cast<int>(asked_++);
   }
+  if (!group_.status.is_ok()) return;  // a required server is missing
   if (asked_ == 0) {
     end_round();
     return;
@@ -307,18 +310,29 @@ std::size_t ServerJoins::on_opened(PolledAddress& place) {
 }
 
 void ServerJoins::take_in_opened() {
+  bool asks_again = false;
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpened || place.opened.is_ok()) continue;
-    // If the server has refused, none of its engines has the group open.
+    // If the server has refused, none of its engines has the group open, unless an earlier attempt opened it.
     const Code code = place.opened.code();
-    if (code != Code::kTimeout && code != Code::kPeerDead) place.has_open = false;
+    if (code != Code::kTimeout && code != Code::kPeerDead && !place.was_open) place.has_open = false;
+    if (code == Code::kAborted && ++place.given_up_engines <= kGivenUpMax) {  // another job had an engine replaced
+      give_up(place);
+      ask(place, AddressStep::kFinding, {});
+      asks_again = true;
+      continue;
+    }
     try_later(place, Answers::kYes, place.opened);
   }
+  if (!group_.status.is_ok()) return;  // a required server is missing
   const std::vector<MemberRecord> opened = newcomers();
   if (opened.size() < asked_) {  // some failed, so the others need new numbers; no rank knows these servers yet
-    for (PolledAddress& place : places_)
-      if (place.step == AddressStep::kOpened) place.step = AddressStep::kFound;
-    open_found();
+    for (PolledAddress& place : places_) {
+      if (place.step != AddressStep::kOpened) continue;
+      place.step = AddressStep::kFound;
+      place.was_open = true;
+    }
+    if (!asks_again) open_found();
     return;
   }
   std::vector<std::string> records;
@@ -338,7 +352,7 @@ void ServerJoins::on_joined() {
     const std::size_t first = std::exchange(before, before + place.newcomers.size());
     if (outcome.status.is_ok()) {
       place.has_all = true;
-      place.has_open = false;
+      place.has_open = place.was_open = false;
       place.given_up_engines = 0;
       place.complaint.clear();
       continue;
@@ -361,6 +375,7 @@ void ServerJoins::on_joined() {
 
 // Closes the group at newcomers that have it open, or may open it soon, and will not be used.
 void ServerJoins::give_up(PolledAddress& place) {
+  place.was_open = false;
   if (!std::exchange(place.has_open, false)) return;
   ServerRequest request;
   request.kind = ServerRequest::RequestKind::kClose;

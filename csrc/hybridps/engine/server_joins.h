@@ -72,10 +72,11 @@ class ServerJoins : core::Pinned {
     std::vector<core::EngineId> engines;  // the server's engines, from its last answer
     bool has_all = false;                 // all of `engines` are in the group
     bool has_open = false;                // `newcomers` may have the group open, and have not joined
+    bool was_open = false;                // an earlier attempt of the round has the group open there
     bool left_out = false;                // the group's start goes on without this address
     core::TimePoint next;                 // earliest next round of this address
     int pause = 1;                        // in units of options.retry
-    int given_up_engines = 0;             // found by ranks in a row
+    int given_up_engines = 0;             // found in a row, by ranks or by the server
     std::string complaint;
     // State of the current round:
     AddressStep step = AddressStep::kIdle;

@@ -367,6 +367,38 @@ TEST_CASE("engine/server_joins: a server whose engine a rank has given up before
   CHECK(log.finish().find("goes on without a dedicated server") == std::string::npos);
 }
 
+TEST_CASE("engine/server_joins: where another job has had the engine replaced meanwhile, the server is asked again",
+          "[engine][fast]") {
+  test::CapturedStderr log;
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
+  Played replaced(scene.cluster, ports[0].number());
+  Played other(scene.cluster, ports[1].number());
+  replaced.refuses = core::Status(core::Code::kAborted, "another job had its engine replaced");
+  REQUIRE(scene.within_seconds([&] { return replaced.opens == 1; }, {&replaced, &other}));
+  replaced.refuses = core::Status::ok();
+  replaced.runtime = -1;
+  REQUIRE(
+      scene.within_seconds([&] { return scene.has_started() || !scene.group().status.is_ok(); }, {&replaced, &other}));
+  CHECK(scene.joined[1] == 2);
+  CHECK(other.renewed.empty());
+  CHECK(log.finish().find("goes on without a dedicated server") == std::string::npos);
+}
+
+TEST_CASE("engine/server_joins: a group that ends for want of a required server is closed where it was opened",
+          "[engine][fast]") {
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers, /*required=*/true);
+  Played refuses(scene.cluster, ports[0].number());
+  Played opens(scene.cluster, ports[1].number());
+  refuses.refuses = core::Status(core::Code::kOutOfResources, "its memory is enough for 2 ranks");
+  REQUIRE(scene.within_seconds([&] { return !opens.closed.empty(); }, {&refuses, &opens}));
+  CHECK_FALSE(scene.group().status.is_ok());
+  CHECK(opens.opens == 1);
+}
+
 TEST_CASE("engine/server_joins: a required server that is missing at the start ends the group for all",
           "[engine][fast]") {
   const HeldPort nobody;

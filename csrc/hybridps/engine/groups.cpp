@@ -286,7 +286,7 @@ worker::GroupInfo Groups::info_of(GroupCore& group) {
   info.coded_or_joined = group.coded_or_joined;
   std::vector<schedule::Member> members;
   const auto add = [&](const bootstrap::MemberRecord& member, bool local) {
-    members.push_back({member.engine, member.host_name + " pid " + std::to_string(member.pid)});
+    members.push_back({member.engine, process_text(member)});
     if (member.engine != self_) runtime_.add_peer(peer_record(member, members.back().host, local));
   };
   for (int rank = 0; rank < roster.size(); ++rank)
@@ -313,6 +313,10 @@ void Groups::set_sizes(worker::GroupInfo& info, const bootstrap::Roster& roster)
   info.tuning.sockets_usual = static_cast<int>(usual.data_sockets);
   info.tuning.window_doublings = schedule::window_doublings(config_.window_bytes, core::Config::kWindowBytesUsual,
                                                             config_.eager_bytes * info.topology.fan());
+}
+
+void Groups::introduce(const bootstrap::MemberRecord& server) {
+  runtime_.add_peer(peer_record(server, process_text(server), /*local=*/false));
 }
 
 core::Result<int> Groups::may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const {

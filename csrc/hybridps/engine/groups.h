@@ -72,6 +72,7 @@ class Groups : core::Pinned {
   /// Dedicated servers that groups of this rank 0 may take in.
   void set_servers(ServerJoinsOptions servers, RosterCheck check) {
     servers_ = std::move(servers);
+    servers_.introduce = [this](const bootstrap::MemberRecord& server) { introduce(server); };
     check_ = std::move(check);
   }
   /// The tuning that groups may try, except chunk sizes.
@@ -81,6 +82,7 @@ class Groups : core::Pinned {
   /// Lets operations begin: the wait for dedicated servers is over, or the group has failed.
   void start(const Group& group);
   void on_servers_joined(GroupCore& group, std::vector<bootstrap::MemberRecord> servers);
+  void introduce(const bootstrap::MemberRecord& server);
   core::Result<int> may_meet(core::GroupUid uid, const std::vector<bootstrap::MemberRecord>& newcomers) const;
   /// The group as the worker needs it, without codecs. The members become peers.
   worker::GroupInfo info_of(GroupCore& group);

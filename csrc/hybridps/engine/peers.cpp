@@ -26,10 +26,15 @@ std::vector<int> ranks_to_dial(const schedule::Topology& topology) {
 
 void Peers::add(PeerRecord record) {
   const core::EngineId id = record.engine;
-  if (knows(id)) return;
+  if (KnownPeer* const known = find(id)) {
+    if (known->groups == 0 && !known->dead) known->unused_since = core::Clock::now();
+    return;
+  }
   transports_.data->introduce(id, record.data_address);
   if (transports_.control) transports_.control->introduce(id, record.control_address);
-  peers_[id].record = std::move(record);
+  KnownPeer& peer = peers_[id];
+  peer.record = std::move(record);
+  peer.unused_since = core::Clock::now();
 }
 
 KnownPeer* Peers::find(core::EngineId id) noexcept {
@@ -130,7 +135,8 @@ std::vector<core::EngineId> Peers::forget_unused(core::TimePoint now, bool all) 
     const auto& [id, peer] = entry;
     const bool connected =
         transports_.data->find(id) != nullptr || (transports_.control && transports_.control->find(id) != nullptr);
-    if (!(all || peer.dead) || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) return false;
+    const bool may_go = all || peer.dead || !peer.was_in_group;
+    if (!may_go || peer.groups > 0 || connected || now - peer.unused_since < kKeepUnused) return false;
     forgotten.push_back(id);
     return true;
   });

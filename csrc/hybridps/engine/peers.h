@@ -44,7 +44,8 @@ struct KnownPeer {
   PeerRecord record;
   bool dead = false;
   std::uint64_t groups = 0;
-  core::TimePoint unused_since{};  // when `groups` became 0
+  bool was_in_group = false;
+  core::TimePoint unused_since{};  // when `groups` became 0, or when the peer became known
   core::TimePoint heard_at{};
   bool control_stood = false;  // there was a control connection
   core::TimePoint dials_control_at{};
@@ -65,7 +66,7 @@ class Peers {
   /// `transports` may change until the first connection.
   Peers(const Transports& transports, Allowance allowance) : transports_(transports), allowance_(allowance) {}
 
-  /// Does nothing if the peer is known already.
+  /// A peer that is known already keeps its record.
   void add(PeerRecord record);
   /// Null: the peer is not known.
   KnownPeer* find(core::EngineId id) noexcept;
@@ -74,6 +75,10 @@ class Peers {
   std::size_t size() const noexcept { return peers_.size(); }
   const std::unordered_map<core::EngineId, KnownPeer>& all() const noexcept { return peers_; }
 
+  void enter_group(KnownPeer& peer) noexcept {
+    ++peer.groups;
+    peer.was_in_group = true;
+  }
   /// Peers in open groups that are not known to be dead.
   std::vector<core::EngineId> in_use() const;
   std::string where(core::EngineId id) const;
@@ -91,8 +96,8 @@ class Peers {
   bool serves_for_control(core::EngineId id) const;
   Evidence::PeerFacts facts_of(core::EngineId id) const;
   /// Forgets peers without a connection that have had no group for a minute: with `all` every such peer, else only dead
-  /// ones. Returns the forgotten peers. Never closes a connection: the other side could not tell that from our death. A
-  /// connection ends with the other process.
+  /// ones and those that never had a group. Returns the forgotten peers. Never closes a connection: the other side
+  /// could not tell that from our death. A connection ends with the other process.
   std::vector<core::EngineId> forget_unused(core::TimePoint now, bool all);
 
  private:

@@ -86,6 +86,10 @@ bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces&
   return record;
 }
 
+std::string process_text(const bootstrap::MemberRecord& member) {
+  return member.host_name + " pid " + std::to_string(member.pid);
+}
+
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local) {
   PeerRecord peer;
   peer.engine = member.engine;

@@ -29,6 +29,8 @@ std::vector<std::byte> to_transport(const bootstrap::Bytes& address);
 bootstrap::MemberRecord own_record(const core::Config& config, const Interfaces& interfaces,
                                    const RuntimeOptions& options, const transport::Transport& data,
                                    const transport::Transport& control);
+/// "host7 pid 4121"
+std::string process_text(const bootstrap::MemberRecord& member);
 /// `local`: shared memory with this member is proven.
 PeerRecord peer_record(const bootstrap::MemberRecord& member, std::string where, bool local);
 

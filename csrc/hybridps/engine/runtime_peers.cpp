@@ -34,7 +34,7 @@ constexpr auto kDialLookEvery = std::chrono::milliseconds(500);
 
 void Runtime::join(core::GroupUid uid, schedule::Members members, const schedule::Topology& topology) {
   for (const core::EngineId engine : members.engines())
-    if (KnownPeer* peer = peers_.find(engine)) ++peer->groups;
+    if (KnownPeer* peer = peers_.find(engine)) peers_.enter_group(*peer);
   windows_.open(uid, std::move(members), topology);
   apply_windows();
 }
@@ -62,7 +62,7 @@ void Runtime::dial_nodes(const worker::GroupState& group) {
   for (const int rank : ranks_to_dial(group.info.topology)) control_.dial(group.info.members.engine(rank));
 }
 
-// A dedicated server forgets all unused peers. A training process forgets only dead peers.
+// A dedicated server forgets all unused peers. A training process may get late messages of peers that live.
 void Runtime::forget_unused(core::TimePoint now) {
   if (now < next_forgetting_) return;
   next_forgetting_ = now + std::chrono::seconds(10);
@@ -84,14 +84,14 @@ core::Result<schedule::Member> Runtime::meet(core::GroupUid uid, std::span<const
     return region.status();
   }
   const core::EngineId engine = record.value().engine;
-  const std::string where = record.value().host_name + " pid " + std::to_string(record.value().pid);
+  const std::string where = process_text(record.value());
   add_peer(peer_record(record.value(), where, /*local=*/false));
   KnownPeer& peer = *peers_.find(engine);
   if (peer.dead) {
     newcomers.pop_back();
     return core::Status(core::Code::kPeerDead, where + " was given up by that rank before");
   }
-  ++peer.groups;
+  peers_.enter_group(peer);
   return schedule::Member{engine, where, region.value()};
 }
 

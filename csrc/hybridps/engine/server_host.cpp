@@ -137,20 +137,27 @@ class ServerHostImpl final : public ServerHost {
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       if (std::find(engines.begin(), engines.end(), shards_[i]->record().engine) == engines.end()) continue;
       if (Status status = may_renew(uid, *shards_[i]); !status.is_ok()) return status;
-      if (retired_.size() >= kRetiredMax)
-        return Status(Code::kOutOfResources,
-                      std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
-      DataThreads threads = data_threads();
-      auto shard = start_shard(static_cast<int>(i), threads);
-      if (!shard.is_ok()) return shard.status();
-      {
-        const core::MutexLock lock(mutex_);
-        say("a job has given up engine " + core::to_string(shards_[i]->record().engine) +
-            ": another one takes its place");
-      }
-      const std::lock_guard lock(shards_mutex_);
-      retired_.push_back(std::exchange(shards_[i], std::move(shard).value()));
+      if (Status status = replace(i, "a job has given up engine "); !status.is_ok()) return status;
     }
+    return Status::ok();
+  }
+
+  Status replace(std::size_t index, const std::string& why) {
+    if (retired_.size() >= kRetiredMax)
+      return Status(Code::kOutOfResources,
+                    std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
+    DataThreads threads = data_threads();
+    auto shard = start_shard(static_cast<int>(index), threads);
+    if (!shard.is_ok()) return shard.status();
+    const core::EngineId engine = shards_[index]->record().engine;
+    {
+      const core::MutexLock lock(mutex_);
+      say(why + core::to_string(engine) + ": another one takes its place");
+    }
+    replaced_.push_back(engine);
+    if (replaced_.size() > Shard::kGivenUpKept) replaced_.pop_front();
+    const std::lock_guard lock(shards_mutex_);
+    retired_.push_back(std::exchange(shards_[index], std::move(shard).value()));
     return Status::ok();
   }
 
@@ -168,7 +175,11 @@ class ServerHostImpl final : public ServerHost {
     if (!is_open && (past == nullptr || (past->engines.empty() && shard.has_groups())))
       return Status(Code::kInvalidArgument, "the job has no group on engine " + core::to_string(engine) +
                                                 ", and can have no other one in its place");
-    const std::vector<core::EngineId>& mine = is_open ? open->second.engines : past->engines;
+    return may_leave_another(is_open ? open->second.engines : past->engines);
+  }
+
+  /// For a job with these engines.
+  Status may_leave_another(const std::vector<core::EngineId>& mine) const HYBRIDPS_REQUIRES(mutex_) {
     std::size_t given_up = 0;
     for (const auto& retired : retired_)
       for (const auto& [of, group] : open_)
@@ -181,6 +192,32 @@ class ServerHostImpl final : public ServerHost {
       return Status(Code::kOutOfResources, "the job has given up " + std::to_string(kRetiredOfJobMax) +
                                                " engines on which it still has groups; no job may have more");
     return Status::ok();
+  }
+
+  /// A shard has refused a group because it has given up a rank that lives. Replaces all shards that would. Returns the
+  /// status for rank 0, which then asks for the server's engines again.
+  Status replace_for(const std::shared_ptr<const ServerRequest>& request, const Status& cause) {
+    reap();
+    const bootstrap::Roster& roster = *request->roster;
+    std::vector<core::EngineId> engines;
+    for (const auto& member : roster.members) engines.push_back(member.engine);
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      const std::shared_ptr<Shard> shard = shards_[i];
+      if (std::none_of(roster.servers.begin(), roster.servers.end(),
+                       [&](const auto& server) { return server.engine == shard->record().engine; }))
+        continue;
+      const Status meets =
+          shard->call([s = shard.get(), request](Status& out) { out = s->may_meet(*request->roster); });
+      if (meets.code() != Code::kPeerDead) continue;
+      Status may;
+      {
+        const core::MutexLock lock(mutex_);
+        may = may_leave_another(engines);
+      }
+      if (may.is_ok()) may = replace(i, "a job needs another engine than engine ");
+      if (!may.is_ok()) return may;
+    }
+    return Status(Code::kAborted, std::string(cause.message()));
   }
 
   void remember(core::GroupUid uid, core::EngineId shard, std::vector<core::EngineId> engines)
@@ -270,6 +307,12 @@ class ServerHostImpl final : public ServerHost {
           say("refused group " + text + ": " + std::string(status.message()));
           return status;
         };
+        for (const auto& server : roster.servers)
+          if (std::find(replaced_.begin(), replaced_.end(), server.engine) != replaced_.end()) {
+            for (const auto& one : all_shards())  // an earlier attempt may have opened the group
+              one->post([s = one.get(), uid = roster.uid, attempt = kept->attempt] { s->drop_before(uid, attempt); });
+            return refused(Status(Code::kAborted, "another job had one of its engines replaced meanwhile"));
+          }
         std::vector<Shard*> opened;
         for (const auto& server : roster.servers) {
           for (const auto& shard : shards_) {
@@ -282,13 +325,13 @@ class ServerHostImpl final : public ServerHost {
                 s->post([s, uid = roster.uid, next = kept->attempt + 1] { s->drop_before(uid, next); });
               for (const auto& one : shards_)
                 one->post([s = one.get(), uid = roster.uid, attempt = kept->attempt] { s->drop_before(uid, attempt); });
+              if (status.code() == Code::kPeerDead) status = replace_for(kept, status);
               return refused(status);
             }
             opened.push_back(shard.get());
           }
         }
-        if (opened.empty())
-          return refused(Status(Code::kAborted, "it was restarted, or another job had its engine replaced, meanwhile"));
+        if (opened.empty()) return refused(Status(Code::kAborted, "it was restarted meanwhile"));
         {
           const core::MutexLock lock(mutex_);
           say("opened group " + text);
@@ -328,6 +371,7 @@ class ServerHostImpl final : public ServerHost {
   mutable std::mutex shards_mutex_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::vector<std::shared_ptr<Shard>> retired_;  // given up by one job, and perhaps still used by others
+  std::deque<core::EngineId> replaced_;          // the engines that were retired last; the admission server's thread
   std::unique_ptr<admission::AdmissionServer>
       admission_;  // declared after the shards: the admission server's thread uses the shards
   std::atomic<bool> draining_{false};

@@ -282,6 +282,8 @@ void ServerJoins::open_found() {
     const bootstrap::Roster all = with_newcomers();
     request.chunks = chunk_sizes(all, topology_of(all, 0));
   }
+  if (options_.introduce)
+    for (const MemberRecord& server : request.roster->servers) options_.introduce(server);
   const auto body = std::make_shared<const bootstrap::Bytes>(encode(request));
   for (PolledAddress& place : places_) {
     if (place.step != AddressStep::kOpening) continue;
@@ -402,6 +404,7 @@ void ServerJoins::try_later(PolledAddress& place, Answers answers, const Status&
   else
     core::log_debug("group \"", group_.info.name, "\": ", text);
   place.left_out = true;
+  place.given_up_engines = 0;
   place.pause = answers == Answers::kYes ? kPauseMax : std::min(2 * place.pause, kPauseMax);
   place.next = core::Clock::now() + place.pause * options_.retry;
 }

@@ -42,6 +42,8 @@ struct ServerJoinsOptions {
   admission::Secret secret;
   core::Duration retry = std::chrono::seconds(2);  // 0: no server joins after the start
   bool required = false;                           // a server that is missing at the start ends the group
+  /// A server that has the group open sends pings to rank 0. With this call the engine knows whom to answer.
+  std::function<void(const bootstrap::MemberRecord&)> introduce{};
 };
 
 class ServerJoins : core::Pinned {

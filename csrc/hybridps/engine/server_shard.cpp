@@ -169,6 +169,7 @@ Status Shard::open(const ServerRequest& request, int index) {
     return Status(Code::kInvalidArgument, "it has room for chunks of " + std::to_string(room) +
                                               " bytes, and those of the group may have " + std::to_string(needs) +
                                               "; start it with the same HYBRIDPS_LIMITS=chunk_bytes as the ranks");
+  if (Status given_up = may_meet(roster); !given_up.is_ok()) return given_up;
   std::vector<schedule::Member> members;
   const auto add = [&](const bootstrap::MemberRecord& member, const std::string& where) {
     members.push_back({member.engine, where});
@@ -192,6 +193,13 @@ Status Shard::open(const ServerRequest& request, int index) {
   ShardGroup opened{request.attempt, std::move(pushers), {}, std::move(job).value()};
   for (const auto& member : roster.members) opened.members.insert(member.engine);
   open_.insert_or_assign(roster.uid, std::move(opened));
+  return Status::ok();
+}
+
+Status Shard::may_meet(const bootstrap::Roster& roster) const {
+  for (const auto& member : roster.members)
+    if (const KnownPeer* peer = runtime_->peers().find(member.engine); peer != nullptr && peer->dead)
+      return Status(Code::kPeerDead, "its engine has given up " + bootstrap::describe(member) + " before");
   return Status::ok();
 }
 

@@ -1,6 +1,7 @@
 // hybridps/engine/server_shard.h: one engine of a dedicated server, with the groups that are open on it.
 //
-// Model    A shard has its own transports, pool and thread (server_host.h). It refuses a group that would take more than
+// Model    A shard has its own transports, pool and thread (server_host.h). It refuses a group that would take more
+// than
 //          its job's part of the memory.
 // Threads  start(), call() and post(): the admission server's thread. What call() and post() are given, and all that
 //          they call here, runs on the shard's thread. record(), has_groups() and add_to(): any thread.
@@ -57,7 +58,10 @@ class Shard final : public LoopClient, core::Pinned {
   bool has_groups() const noexcept { return groups_.load() > 0; }
   void add_to(ServerHostStats& s) const;
 
-  /// Opens the group of `request` with this shard as its server number `index` of those in the request.
+  /// kPeerDead: this engine has given up a rank of the group before.
+  core::Status may_meet(const bootstrap::Roster& roster) const;
+  /// Opens the group of `request` with this shard as its server number `index` of those in the request. kPeerDead: as
+  /// may_meet(), and nothing else forbids it.
   core::Status open(const ServerRequest& request, int index);
   /// Closes the group and returns true, if an earlier attempt opened it: no rank has met this engine then.
   bool drop_before(core::GroupUid uid, std::uint32_t attempt);

@@ -22,16 +22,18 @@ using engine::ServerHost;
 using engine::ServerRequest;
 
 struct Scene {
-  explicit Scene(int jobs = 0) {
+  /// The ranks are not there. As usual, the first heartbeat comes after an hour.
+  explicit Scene(int jobs = 0, double dead_seconds = 1e6, int threads = 1) {
     core::Config config;
     config.interface = "lo";
-    config.dead_seconds = 1e6;  // the ranks are not there; the first heartbeat comes after an hour
+    config.dead_seconds = dead_seconds;
     config.given.insert("HYBRIDPS_DEAD_SECONDS");
     engine::ServerHostOptions options;
     options.listen = {"127.0.0.1", 0};
     options.secret = "secret";
     options.memory_bytes = std::uint64_t{64} << 20;
     options.jobs = jobs;
+    options.threads = threads;
     options.say = [this](const std::string& line) {
       const std::lock_guard lock(mutex);
       said.push_back(line);
@@ -307,4 +309,42 @@ TEST_CASE("engine/server_host: a job renews what it has given up, but not while 
   ServerRequest renew = Scene::close(other);
   renew.kind = ServerRequest::RequestKind::kRenew;
   CHECK(scene.ask(renew).is_ok());
+}
+
+TEST_CASE("engine/server_host: engines that have given up a rank make place for others if a group has that rank",
+          "[engine]") {
+  Scene scene(0, /*dead_seconds=*/1.0, /*threads=*/3);
+  const ServerRequest first = scene.open(1);
+  REQUIRE(scene.ask(first).is_ok());
+  REQUIRE(Scene::wait_for([&] { return scene.host->stats().groups_total == 3 && scene.host->stats().groups == 0; }));
+  const ServerRequest second = scene.open(2);
+  CHECK(Scene::close(second).engines == Scene::close(first).engines);
+  const core::Status refused = scene.ask(second);
+  CHECK(refused.code() == core::Code::kAborted);
+  CHECK(std::string(refused.message()).find("has given up") != std::string::npos);
+  const ServerRequest again = scene.open(2);
+  for (std::size_t shard = 0; shard < 3; ++shard)
+    CHECK(again.roster->servers[shard].engine != first.roster->servers[shard].engine);
+  CHECK(scene.ask(again).is_ok());
+  CHECK(scene.count("a job needs another engine than engine") == 3);
+}
+
+TEST_CASE("engine/server_host: a group that names an engine which was replaced is opened on none", "[engine]") {
+  Scene scene(0, 1e6, /*threads=*/2);
+  const ServerRequest late = scene.open(1);
+  ServerRequest other = scene.open(2);
+  REQUIRE(scene.ask(other).is_ok());
+  ServerRequest renew = Scene::close(other);
+  REQUIRE(scene.ask(renew).is_ok());
+  renew.kind = ServerRequest::RequestKind::kRenew;
+  renew.engines.pop_back();
+  REQUIRE(scene.ask(renew).is_ok());
+  REQUIRE(scene.soon(0));
+  CHECK(scene.ask(late).code() == core::Code::kAborted);
+  CHECK(scene.host->stats().groups == 0);
+  const ServerRequest again = scene.open(1);
+  CHECK(again.roster->servers[0].engine != late.roster->servers[0].engine);
+  CHECK(again.roster->servers[1].engine == late.roster->servers[1].engine);
+  CHECK(scene.ask(again).is_ok());
+  CHECK(scene.soon(2));
 }

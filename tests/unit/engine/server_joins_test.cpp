@@ -134,8 +134,9 @@ struct Scene {
       cluster.at(rank).set_hooks(std::move(hooks));
     }
     late = std::make_unique<ServerJoins>(
-        engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required}, roster,
-        group(), start, start_until,
+        engine::ServerJoinsOptions{std::move(addresses), "secret", std::chrono::milliseconds(2), required,
+                                   [this](const bootstrap::MemberRecord& server) { introduced.insert(server.engine); }},
+        roster, group(), start, start_until,
         [this](const core::Status& why) { cluster.at(0).worker().fail_group(group(), why, /*tell=*/true); });
     group().info.weights_with = [this](const std::vector<bool>& are_there) { return late->weights_with(are_there); };
   }
@@ -163,6 +164,7 @@ struct Scene {
   bootstrap::Roster roster;
   std::map<int, std::size_t> joined;  // servers, by rank
   std::map<int, int> starts;          // by rank
+  std::set<core::EngineId> introduced;
   std::unique_ptr<ServerJoins> late;
 };
 
@@ -365,6 +367,19 @@ TEST_CASE("engine/server_joins: a server whose engine a rank has given up before
     CHECK(topology.server_weight(1) > 0.0);
   }
   CHECK(log.finish().find("goes on without a dedicated server") == std::string::npos);
+}
+
+TEST_CASE("engine/server_joins: a server is introduced to rank 0 before it opens the group, so before its first ping",
+          "[engine][fast]") {
+  const HeldPort ports[2];
+  Scene scene({{"127.0.0.1", ports[0].number()}, {"127.0.0.1", ports[1].number()}},
+              ServerJoins::GroupStart::kAwaitsServers);
+  Played opens(scene.cluster, ports[0].number());
+  Played slow(scene.cluster, ports[1].number());
+  REQUIRE(scene.within_seconds([&] { return slow.finds > 0; }, {&slow}));
+  REQUIRE(scene.within_seconds([&] { return opens.opens > 0; }, {&opens}));
+  CHECK(scene.introduced.contains(scene.cluster.id(opens.runtime)));
+  CHECK(slow.opens == 0);
 }
 
 TEST_CASE("engine/server_joins: where another job has had the engine replaced meanwhile, the server is asked again",

@@ -40,11 +40,11 @@ void Worker::on_message(GroupState& group, const wire::Message& message, flow::D
 void Worker::handle(GroupState& group, const wire::Message& message, flow::Delivery payload) {
   if (message.chunk() == nullptr) touch(group);  // data changes nothing but its operation
   const wire::From& from = message.from;
-  if (from.sender_rank >= group.info.members.size() && group.status.is_ok()) {
-    group.newcomers->on_word(message, payload);
+  if (from.sender_rank >= group.info.members.size()) {
+    if (group.status.is_ok()) group.newcomers->on_word(message, payload);
     return;
   }
-  if (from.sender_rank >= group.info.members.size() || group.info.members.engine(from.sender_rank) != from.source) {
+  if (group.info.members.engine(from.sender_rank) != from.source) {
     static core::LogRate rate(core::from_seconds(10));
     if (rate.permit())
       core::log_warn("dropped a message: its sender says that it is rank ", from.sender_rank, " of group \"",

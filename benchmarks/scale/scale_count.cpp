@@ -15,6 +15,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,6 +25,7 @@
 #include "benchmarks/scale/report.h"
 #include "hybridps/bootstrap/rendezvous.h"
 #include "hybridps/engine/peers.h"
+#include "hybridps/engine/status_relay.h"
 #include "hybridps/transport/tcp/tcp_transport.h"
 #include "tests/support/clock.h"
 #include "tests/support/cluster.h"
@@ -229,6 +232,34 @@ void count_events(const std::vector<Layout>& layouts, scale::Report& report) {
       };
       if (!job.cluster().run_until(is_new)) throw std::runtime_error(layout.text() + ": the plan does not change");
       add(5, "a change of plans", job, before);
+    }
+    {
+      Job job(layout);
+      std::vector<std::unique_ptr<engine::StatusRelay>> relays;
+      std::vector<core::EngineId> others;
+      std::set<core::EngineId> answers;
+      for (int rank = 0; rank < job.size(); ++rank) {
+        engine::Runtime& runtime = job.cluster().at(rank);
+        const core::EngineId self = job.cluster().id(rank);
+        relays.push_back(std::make_unique<engine::StatusRelay>(runtime, self));
+        if (rank != 1) others.push_back(self);
+        engine::Runtime::RuntimeHooks hooks;
+        hooks.status_asked = [self, relay = relays.back().get()](const wire::Message& message) {
+          if (!relay->on_asked(message)) return;
+          const auto& ask = *message.as<wire::StatusAsk>();
+          relay->send_answer(message, {ask.number, ask.sent_ns, 0, 0, 1, ask.asker, self}, "a status");
+        };
+        hooks.status_answered = [&answers, relay = relays.back().get()](const wire::Message& message,
+                                                                        std::span<const std::byte>) {
+          if (relay->on_answered(message, "a status")) answers.insert(message.as<wire::StatusAnswer>()->author);
+        };
+        runtime.set_hooks(std::move(hooks));
+      }
+      const auto before = job.look();
+      relays[1]->ask(1, 0, others);
+      if (!job.cluster().run_until([&] { return answers.size() == others.size(); }))
+        throw std::runtime_error(layout.text() + ": engines do not tell their status");
+      add(6, "the job's status, for the owner; the others pass answers on", job, before);
     }
     std::fprintf(stderr, "%s: events counted\n", layout.text().c_str());
   }

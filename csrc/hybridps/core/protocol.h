@@ -7,6 +7,6 @@ namespace hybridps::core {
 
 /// Raised by any change of what is in the Store (bootstrap/record.h, with the transports' addresses), or of what
 /// engines (wire/message.h) or dedicated servers are told. All members of a group must have the same version.
-inline constexpr std::uint8_t kProtocolVersion = 29;
+inline constexpr std::uint8_t kProtocolVersion = 30;
 
 }  // namespace hybridps::core

@@ -30,7 +30,8 @@ bool ControlSender::has_room(std::string_view text) {
 
 void ControlSender::send(core::EngineId to, wire::Message message, std::string_view text) {
   const bool is_alone = message.as<wire::Verdict>() != nullptr || message.as<wire::Probe>() != nullptr ||
-                        message.as<wire::ProbeReply>() != nullptr || message.from.uid == core::GroupUid{};
+                        message.as<wire::ProbeReply>() != nullptr || message.as<wire::StatusAsk>() != nullptr ||
+                        message.as<wire::StatusAnswer>() != nullptr || message.from.uid == core::GroupUid{};
   if (!is_alone && (waiting_.count(to) > 0 || !has_room(text)))
     waiting_[to].push_back({std::move(message), std::string(text)});
   else

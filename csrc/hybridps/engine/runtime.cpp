@@ -351,13 +351,14 @@ bool Runtime::on_engine_message(const wire::Message& message, std::span<const st
     control_.on_dial(source, *dial);
     return true;
   }
-  if (const auto* ask = message.as<wire::StatusAsk>()) {
-    if (hooks_.status_asked) hooks_.status_asked(source, *ask);
+  if (message.as<wire::StatusAsk>() != nullptr) {
+    if (hooks_.status_asked) hooks_.status_asked(message);
     return true;
   }
   if (const auto* answer = message.as<wire::StatusAnswer>()) {
-    note_round_trip(*peer, answer->ask_ns, answer->now_ns);
-    if (hooks_.status_answered) hooks_.status_answered(source, *answer, payload);
+    if (answer->asker == options_.self && answer->author == source)
+      note_round_trip(*peer, answer->ask_ns, answer->now_ns);
+    if (hooks_.status_answered) hooks_.status_answered(message, payload);
     return true;
   }
   if (message.as<wire::Probe>() != nullptr) {

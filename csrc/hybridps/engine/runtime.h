@@ -59,6 +59,10 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// For a group that will not be opened here, or not again: drops its early messages, and its messages from now on.
   void forget_group(core::GroupUid uid);
   worker::Worker& worker() noexcept { return *worker_; }
+  /// The group with most ranks, this engine among them. One that works comes before all that do not. Null: none.
+  const worker::GroupState* largest_group();
+  /// Of an open group, for which this engine may be a dedicated server; null: no such group.
+  const schedule::Members* members_of(core::GroupUid uid) const;
   /// Opens a group for which this engine is a dedicated server. The group's engines must have been added. The group
   /// closes itself when its members have left or failed.
   void open_served_group(server::ServedGroup group);
@@ -93,8 +97,8 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
     std::function<core::Result<int>(core::GroupUid, const std::vector<bootstrap::MemberRecord>&)> may_meet;
     std::function<void(core::GroupUid, std::vector<bootstrap::MemberRecord>)> servers_joined;
     // For the status of a job (status_desk.h).
-    std::function<void(core::EngineId from, const wire::StatusAsk&)> status_asked;
-    std::function<void(core::EngineId from, const wire::StatusAnswer&, std::span<const std::byte>)> status_answered;
+    std::function<void(const wire::Message& ask)> status_asked;
+    std::function<void(const wire::Message& answer, std::span<const std::byte>)> status_answered;
     std::function<void(core::EngineId, const core::Status& cause)> peer_gone;
   };
   /// A hook that is set in `hooks` replaces the earlier one. The other hooks stay.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -118,6 +119,24 @@ void Runtime::on_joined(core::GroupUid uid, const schedule::Members& members) {
   if (hooks_.servers_joined && !newcomers.empty()) hooks_.servers_joined(uid, std::move(newcomers.mapped()));
   watch(uid);
   if (outbox_->trace() != nullptr) trace_group(worker_->find(uid)->info);
+}
+
+const worker::GroupState* Runtime::largest_group() {
+  // Of equal ones that with most operations: other ranks may not have opened a younger one yet.
+  const auto size_of = [](const worker::GroupState& group) {
+    return std::make_tuple(group.status.is_ok() && !group.leaving, group.info.topology.size(), group.over.floor());
+  };
+  const worker::GroupState* largest = nullptr;
+  for (const auto& [uid, group] : windows_.groups())
+    if (const worker::GroupState* const found = worker_->find(uid);
+        found != nullptr && (largest == nullptr || size_of(*found) > size_of(*largest)))
+      largest = found;
+  return largest;
+}
+
+const schedule::Members* Runtime::members_of(core::GroupUid uid) const {
+  const auto found = windows_.groups().find(uid);
+  return found == windows_.groups().end() ? nullptr : &found->second.members;
 }
 
 void Runtime::write_status_for(core::EngineId asker, observe::Json& json, std::size_t peers_max) {

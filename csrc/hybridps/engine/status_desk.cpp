@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <set>
 #include <string_view>
 #include <thread>
 
@@ -20,6 +21,11 @@ using core::Status;
 // The most peers in an answer to another engine. The reader gets such an answer from every rank.
 constexpr std::size_t kPeersToOthers = 32;
 constexpr std::size_t kPeersMax = 4096;
+// The same in large jobs, where each answer passes several engines.
+constexpr std::size_t kPeersFewMax = 8;
+constexpr std::size_t kEnginesFew = 256;
+// How often the engines of a large job are asked.
+constexpr int kWaves = 4;
 constexpr std::size_t kQuestionsKept = 16;
 constexpr std::size_t kPartBytes = 8192;
 // How long to wait for the bootstrap thread, which looks at least every 50 ms.
@@ -35,15 +41,17 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-StatusDesk::StatusDesk(Runtime& runtime, About about) : runtime_(runtime), about_(std::move(about)) {
+StatusDesk::StatusDesk(Runtime& runtime, About about)
+    : runtime_(runtime), about_(std::move(about)), relay_(runtime, about_.engine) {
   Runtime::RuntimeHooks hooks;
-  hooks.status_asked = [this](core::EngineId from, const wire::StatusAsk& ask) { on_asked(from, ask); };
-  hooks.status_answered = [this](core::EngineId from, const wire::StatusAnswer& answer,
-                                 std::span<const std::byte> part) { on_answered(from, answer, part); };
+  hooks.status_asked = [this](const wire::Message& message) { on_asked(message); };
+  hooks.status_answered = [this](const wire::Message& message, std::span<const std::byte> part) {
+    on_answered(message, part);
+  };
   runtime_.set_hooks(std::move(hooks));
 }
 
-std::string StatusDesk::own(const core::EngineId* asker) {
+std::string StatusDesk::own(const core::EngineId* asker, std::size_t peers_max) {
   observe::Json json;
   json.object().field("engine", core::to_string(about_.engine));
   json.field("role", about_.is_server ? "server" : "rank").field("host", bootstrap::host_name());
@@ -55,42 +63,51 @@ std::string StatusDesk::own(const core::EngineId* asker) {
   if (about_.write_groups) about_.write_groups(json, asker == nullptr);
   json.end();
   if (asker == nullptr)
-    runtime_.write_status(json, kPeersMax);
+    runtime_.write_status(json, peers_max);
   else
-    runtime_.write_status_for(*asker, json, kPeersToOthers);
+    runtime_.write_status_for(*asker, json, peers_max);
   json.end();
   return json.text();
 }
 
-void StatusDesk::on_asked(core::EngineId from, const wire::StatusAsk& ask) {
-  const std::string text = own(&from);
+void StatusDesk::on_asked(const wire::Message& message) {
+  if (!relay_.on_asked(message)) return;
+  const wire::StatusAsk& ask = *message.as<wire::StatusAsk>();
+  const schedule::Members* const members = runtime_.members_of(message.from.uid);
+  const bool is_large = members != nullptr && members->size() > kEnginesFew;
+  std::string text = own(&ask.asker, is_large ? kPeersFewMax : kPeersToOthers);
   // Small parts take the pool's smaller slots: on a slow network no larger slot may be free.
   const std::size_t part_bytes = std::min(kPartBytes, runtime_.pool().slot_bytes_max());
-  const std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
-  if (parts > wire::kStatusPartsMax) return;
+  std::size_t parts = std::max<std::size_t>(1, (text.size() + part_bytes - 1) / part_bytes);
+  if (parts > wire::kStatusPartsMax) {  // says at least that this engine lives
+    text.clear();
+    parts = 1;
+  }
   for (std::size_t part = 0; part < parts; ++part)
-    runtime_.send_control(from,
-                          {{},
-                           0,
-                           wire::StatusAnswer{ask.number, ask.sent_ns, now_ns(), static_cast<std::uint32_t>(part),
-                                              static_cast<std::uint32_t>(parts)}},
-                          std::string_view(text).substr(part * part_bytes, part_bytes));
+    relay_.send_answer(message,
+                       {ask.number, ask.sent_ns, now_ns(), static_cast<std::uint32_t>(part),
+                        static_cast<std::uint32_t>(parts), ask.asker, about_.engine},
+                       std::string_view(text).substr(part * part_bytes, part_bytes));
 }
 
-void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answer, std::span<const std::byte> part) {
+void StatusDesk::on_answered(const wire::Message& message, std::span<const std::byte> part) {
+  if (!relay_.on_answered(message, text_of(part))) return;
+  const wire::StatusAnswer& answer = *message.as<wire::StatusAnswer>();
   const auto found = asked_.find(answer.number);
-  if (found == asked_.end() || answer.parts == 0 || answer.parts > wire::kStatusPartsMax || answer.part >= answer.parts)
-    return;
-  Question& question = *found->second;
+  const std::shared_ptr<Question> kept = found == asked_.end() ? nullptr : found->second.lock();
+  if (!kept || answer.parts == 0 || answer.parts > wire::kStatusPartsMax || answer.part >= answer.parts) return;
+  Question& question = *kept;
   const std::lock_guard lock(question.mutex);
-  const auto whose = question.answers.find(from);
+  const auto whose = question.answers.find(answer.author);
   if (whose == question.answers.end() || whose->second.complete) return;
   Answer& all = whose->second;
-  if (all.parts.empty()) {
-    all.parts.resize(answer.parts);
+  if (answer.ask_ns < all.ask_ns) return;
+  if (all.parts.empty() || answer.ask_ns > all.ask_ns) {  // the engine may have been asked again
+    all.parts.assign(answer.parts, {});
     all.missing = answer.parts;
+    all.ask_ns = answer.ask_ns;
   }
-  if (part.empty()) {  // the engine lives, but had no memory for its answer
+  if (part.empty()) {  // the engine lives, but had no memory for its answer, or the answer is too long
     all.parts.clear();
     all.complete = true;
     --question.open;
@@ -104,6 +121,24 @@ void StatusDesk::on_answered(core::EngineId from, const wire::StatusAnswer& answ
   all.round_trip_seconds = static_cast<double>(now_ns() - std::min(now_ns(), answer.ask_ns)) * 1e-9;
   --question.open;
   question.changed.notify_all();
+}
+
+void StatusDesk::await_answers(const std::shared_ptr<Question>& question, std::unique_lock<std::mutex>& lock) {
+  const auto are_all_here = [&] { return question->open == 0; };
+  if (question->answers.size() <= StatusRelay::kDirectMax) {
+    question->changed.wait_for(lock, kPatience, are_all_here);
+    return;
+  }
+  std::set<core::EngineId> picked;
+  for (int wave = 1; !question->changed.wait_for(lock, kPatienceByRelays / kWaves, are_all_here) && wave < kWaves;
+       ++wave) {
+    std::vector<core::EngineId> silent;
+    for (const auto& [engine, answer] : question->answers)
+      if (!answer.complete) silent.push_back(engine);
+    loop_->post([this, number = question->number, some = StatusRelay::pick(silent, picked)] {
+      relay_.ask_again(number, now_ns(), some);
+    });
+  }
 }
 
 std::string StatusDesk::ask(bool others) {
@@ -120,24 +155,25 @@ std::string StatusDesk::ask(bool others) {
   const Status status = loop_->call(
       [this, question, others](Status&) {
         const std::lock_guard lock(question->mutex);
-        question->own = own(nullptr);
+        question->own = own(nullptr, kPeersMax);
         if (!others) return;
-        const std::uint64_t number = ++number_;
-        asked_.emplace(number, question);
+        question->number = ++number_;
+        asked_.emplace(question->number, question);
         while (asked_.size() > kQuestionsKept) asked_.erase(asked_.begin());
-        for (const core::EngineId peer : runtime_.peers().in_use()) {
+        const std::vector<core::EngineId> peers = runtime_.peers().in_use();
+        for (const core::EngineId peer : peers) {
           question->who[peer] = {runtime_.peers().where(peer), runtime_.peers().seconds_since_heard(peer)};
           question->answers[peer];
           ++question->open;
-          runtime_.send_control(peer, {{}, 0, wire::StatusAsk{number, now_ns()}}, {});
         }
+        relay_.ask(question->number, now_ns(), peers);
       },
       kLoopPatience);
   if (!status.is_ok()) return stuck(status);
   observe::Json json;
   json.object();
   std::unique_lock lock(question->mutex);
-  question->changed.wait_for(lock, kPatience, [&] { return question->open == 0; });
+  await_answers(question, lock);
   json.field("own", question->own).key("answers").array();
   for (const auto& [engine, answer] : question->answers) {
     if (!answer.complete) continue;

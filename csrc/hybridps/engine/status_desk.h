@@ -1,7 +1,7 @@
 // hybridps/engine/status_desk.h: the status of this engine, and the status of the job as all its engines report it.
 //
 // Model    An engine describes itself as one JSON text: groups, pending operations, peers, network, memory. For the
-//          job's status, the engine also asks every engine that shares a group with it (wire::StatusAsk), dedicated
+//          job's status, the engine also asks every engine that shares a group with it (status_relay.h), dedicated
 //          servers included. Answers come in parts of 8 KiB at most. An engine without an answer within kPatience is
 //          silent: stopped, or cut off. No engine leads, since a leader could be the engine that hangs.
 // Threads  job(), alone(), samples() and metrics() on any thread but the loop's. They wait for the loop and answers,
@@ -23,6 +23,7 @@
 #include "hybridps/core/pinned.h"
 #include "hybridps/engine/loop.h"
 #include "hybridps/engine/runtime.h"
+#include "hybridps/engine/status_relay.h"
 #include "hybridps/observe/json.h"
 #include "hybridps/observe/metrics.h"
 
@@ -31,6 +32,7 @@ namespace hybridps::engine {
 class StatusDesk : core::Pinned {
  public:
   static constexpr auto kPatience = std::chrono::milliseconds(450);
+  static constexpr auto kPatienceByRelays = std::chrono::milliseconds(800);
   static constexpr auto kLoopPatience = std::chrono::milliseconds(300);
 
   struct About {
@@ -64,10 +66,12 @@ class StatusDesk : core::Pinned {
   struct Answer {
     std::vector<std::string> parts;
     std::size_t missing = 0;
+    std::uint64_t ask_ns = 0;  // of the question that the parts answer
     bool complete = false;
     double round_trip_seconds = 0;
   };
   struct Question {
+    std::uint64_t number = 0;
     std::mutex mutex;
     std::condition_variable changed;
     std::string own;
@@ -77,16 +81,18 @@ class StatusDesk : core::Pinned {
   };
 
   /// `asker`: the engine that gets it; null: this machine's user.
-  std::string own(const core::EngineId* asker);
-  void on_asked(core::EngineId from, const wire::StatusAsk& ask);
-  void on_answered(core::EngineId from, const wire::StatusAnswer& answer, std::span<const std::byte> part);
+  std::string own(const core::EngineId* asker, std::size_t peers_max);
+  void on_asked(const wire::Message& message);
+  void on_answered(const wire::Message& message, std::span<const std::byte> part);
   std::string ask(bool others);
+  void await_answers(const std::shared_ptr<Question>& question, std::unique_lock<std::mutex>& lock);
 
   Runtime& runtime_;
   const About about_;
+  StatusRelay relay_;
   Loop* loop_ = nullptr;
-  std::uint64_t number_ = 0;                                  // of the last question; in the loop only
-  std::map<std::uint64_t, std::shared_ptr<Question>> asked_;  // by number; in the loop only
+  std::uint64_t number_ = 0;                                // of the last question; in the loop only
+  std::map<std::uint64_t, std::weak_ptr<Question>> asked_;  // by number, the last ones; in the loop only
 };
 
 }  // namespace hybridps::engine

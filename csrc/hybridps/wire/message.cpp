@@ -191,6 +191,7 @@ template <typename Io>
 void fields(Io& io, StatusAsk& m) {
   io("number", m.number);
   io("sent_ns", m.sent_ns);
+  io("asker", m.asker);
 }
 
 template <typename Io>
@@ -200,6 +201,8 @@ void fields(Io& io, StatusAnswer& m) {
   io("now_ns", m.now_ns);
   io("part", m.part);
   io("parts", m.parts);
+  io("asker", m.asker);
+  io("author", m.author);
 }
 
 template <typename Io>

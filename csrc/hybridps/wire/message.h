@@ -272,11 +272,13 @@ struct PlanSwitch {
 
 // Status of a job (engine/status_desk.h).
 
-/// "What is your status?" Any engine may ask any engine with which it shares a group.
+/// "What is your status?" Any engine may ask any engine with which it shares a group. With a From::uid, the receiver
+/// passes the question on in this group (engine/status_relay.h).
 struct StatusAsk {
   static constexpr std::string_view kName = "status ask";
-  std::uint64_t number = 0;   // of the question, counted by the sender
-  std::uint64_t sent_ns = 0;  // by the sender's clock
+  std::uint64_t number = 0;   // of the question, counted by the asker
+  std::uint64_t sent_ns = 0;  // by the asker's clock
+  core::EngineId asker;
   bool operator==(const StatusAsk&) const = default;
 };
 
@@ -288,6 +290,8 @@ struct StatusAnswer {
   std::uint64_t now_ns = 0;  // by the answering engine's clock
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
+  core::EngineId asker;
+  core::EngineId author;  // the answering engine
   bool operator==(const StatusAnswer&) const = default;
 };
 inline constexpr std::uint32_t kStatusPartsMax = 64;

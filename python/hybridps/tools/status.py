@@ -28,9 +28,9 @@ from hybridps.tools.network import judge_network
 from hybridps.tools.output import ranks_text, table
 
 # Seconds. A process answers for itself in milliseconds, 0.3 s after which its own thread gives its engine up; with a group on
-# its way it has 0.12 s more to see who is missing. For a job it waits 0.45 s for the others.
+# its way it has 0.12 s more to see who is missing. For a job it waits 0.45 s for the others, 0.8 s for more than 32.
 ALONE_PATIENCE = 0.7
-JOB_PATIENCE = 1.6
+JOB_PATIENCE = 1.9
 FIRST_ANSWERS = 0.45
 # What waits for less is on its way.
 WAITS_SECONDS = 0.1

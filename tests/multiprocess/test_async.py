@@ -6,6 +6,7 @@ HYBRIDPS_TEST_RANDOM_LONG_OPS    the same for the long one, which is marked slow
 HYBRIDPS_TEST_RANDOM_LONG_SEEDS  (default 10)
 """
 
+import contextlib
 import functools
 import gc
 import os
@@ -243,6 +244,76 @@ def futures_all(rank, world):
 @pytest.mark.parametrize("nodes", ["2+2", "1+1", "1"])
 def test_futures(nodes):
     run_ranks(futures_all, nodes)
+
+
+def futures_asked_for_before(rank, world):
+    """Whoever has waited for a Work finds its future done and the callbacks over, if he asked for the future earlier."""
+    check = Checker(rank)
+
+    def prove(name, work, tensors, poll):
+        future = work.get_future()
+        over = []
+        future.then(lambda done: (time.sleep(0.05), over.append([t[0].item() for t in tensors])))
+        if poll:
+            while not work.is_completed():
+                time.sleep(0.001)
+        else:
+            work.wait()
+        check.that(f"{name}: the callback is over", len(over) == 1, over)
+        check.that(f"{name}: the future is done", future.done())
+
+    for poll in (False, True):
+        for number in range(5):
+            tensor = torch.full((1 + 10_000 * number,), rank + 1.0)
+            prove("all_reduce", dist.all_reduce(tensor, async_op=True), [tensor], poll)
+        to, source = (rank + 1) % world, (rank - 1) % world
+        sent, received = torch.full((100,), float(rank)), torch.empty(100)
+        sending = dist.isend(sent, to)
+        prove("irecv", dist.irecv(received, source), [received], poll)
+        sending.wait()
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)])
+        prove("batch", works[0], [received], poll)
+        for work in works:
+            work.wait()
+    # In a callback, on the thread that would complete it, nobody waits for the future of another Work.
+    inner = dist.all_reduce(torch.ones(3), async_op=True)
+    inner_future = inner.get_future()
+    begin = time.monotonic()
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: inner.wait()).wait()
+    inner_future.wait()
+    check.that("nobody waits for itself", time.monotonic() - begin < 4)
+    return check.result()
+
+
+@pytest.mark.parametrize("nodes", ["1+1", "2"])
+def test_futures_are_done_when_their_works_are(nodes):
+    run_ranks(futures_asked_for_before, nodes)
+
+
+def error_in_a_batch(rank, world):
+    check = Checker(rank)
+    if rank == 0:
+        batch = [dist.P2POp(dist.irecv, torch.empty(8), 1), dist.P2POp(dist.irecv, torch.empty(8), 2)]
+        works = dist.batch_isend_irecv(batch)
+        error = None
+        try:
+            works[0].wait()
+        except RuntimeError as raised:
+            error = str(raised)
+        check.that("the error of one part ends the batch", error is not None and "rank 1" in error, error)
+        dist.send(torch.ones(1), 2)
+    elif rank == 1:
+        with contextlib.suppress(RuntimeError):
+            dist.send(torch.ones(4), 0)
+    else:
+        dist.recv(torch.empty(1), 0)  # rank 0 has the error while this rank has sent nothing
+        dist.send(torch.ones(8), 0)
+    dist.barrier()
+    return check.result()
+
+
+def test_an_error_in_a_batch_waits_for_nothing_else():
+    run_ranks(error_in_a_batch, "1+1+1")
 
 
 def callbacks_communicate(rank, world):

@@ -449,6 +449,9 @@ def monitored(rank, world):
     if rank == 1:  # too late: it hears the same, and all can go on
         check.raises("the late one", RuntimeError, lambda: dist.monitored_barrier(timeout=seconds))
     dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    # No time at all: rank 0 gives up at once. The others have the group's timeout.
+    short = dist.new_group(timeout=seconds)
+    check.raises("no time", RuntimeError, lambda: dist.monitored_barrier(short, timeout=timedelta(0)))
     tensor = torch.ones(5)
     dist.all_reduce(tensor)
     check.equal("afterwards", tensor, torch.full((5,), float(world)))

@@ -355,8 +355,7 @@ void ProcessGroupHybrid::monitoredBarrier(const c10d::BarrierOptions& opts, bool
               "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms. No ranks successfully processed in "
               "monitoredBarrier.");
 
-  const auto patience = timeout.count() == 0 || group_timeout.count() == 0 ? std::chrono::milliseconds(0)
-                                                                           : std::max(timeout, group_timeout);
+  const auto patience = group_timeout.count() == 0 ? std::chrono::milliseconds(0) : std::max(timeout, group_timeout);
   if (rank_ != 0) {
     const at::Tensor answer = at::zeros({1}, at::kLong);
     std::string why;

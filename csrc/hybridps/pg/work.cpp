@@ -23,6 +23,9 @@ namespace {
 
 // How long getFuture() waits for a lane to end earlier callbacks, if the program has already seen the work complete.
 constexpr std::chrono::milliseconds kMoment(20);
+// How long wait() and isCompleted() wait for callbacks of a future that was asked for earlier. A callback may wait for
+// the program itself.
+constexpr std::chrono::seconds kSettleWithin(5);
 constexpr int kAbortHooksNice = 10;  // still leaves a tenth of a busy core: hooks may hold the interpreter's lock
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
@@ -124,9 +127,13 @@ std::string WorkHybrid::describe() const {
 void WorkHybrid::part_done(Ptr work, const worker::Outcome& outcome) {
   {
     const std::lock_guard lock(work->mutex_);
+    --work->parts_left_;
+    if (work->ended_) return;
     if (work->status_.is_ok() && !outcome.status.is_ok()) work->status_ = outcome.status;
     if (outcome.source_rank >= 0) work->source_rank_ = outcome.source_rank;
-    if (--work->parts_left_ > 0) return;  // the other parts hold references of their own
+    const bool fails_now = work->ends_at_error_ && !work->status_.is_ok();
+    if (work->parts_left_ > 0 && !fails_now) return;  // the other parts hold references of their own
+    work->ended_ = true;
   }
   arrived(std::move(work));
 }
@@ -194,6 +201,8 @@ void WorkHybrid::complete(Ptr work) {
     parents.swap(work->parents_);
     future = work->future_;  // getFuture() completes a future that is asked for later
     future_result = work->future_result_;
+    work->owes_future_ = future || future_result;
+    work->settle_by_ = core::Clock::now() + kSettleWithin;
     if (work->waiters_ > 0) {
       work->cv_.notify_all();
       // Only the waiter needs the work, so the waiter drops the reference, and no lane wakes up. The waiter may destroy
@@ -215,6 +224,19 @@ void WorkHybrid::complete(Ptr work) {
   }
 }
 
+class WorkHybrid::Settled : core::Pinned {
+ public:
+  explicit Settled(WorkHybrid& work) : work_(work) {}
+  ~Settled() {  // also if a callback throws
+    const std::lock_guard lock(work_.mutex_);
+    work_.owes_future_ = false;
+    if (work_.waiters_ > 0) work_.cv_.notify_all();
+  }
+
+ private:
+  WorkHybrid& work_;
+};
+
 Lanes::Task WorkHybrid::settling(Ptr work, FuturePtr future, FuturePtr future_result) {
   // The buffers are destroyed with the task.
   return [work = std::move(work), future = std::move(future), future_result = std::move(future_result),
@@ -225,6 +247,7 @@ Lanes::Task WorkHybrid::settling(Ptr work, FuturePtr future, FuturePtr future_re
     }
     work->end_span();
     const RunningCallback running(work.get());
+    const Settled settled(*work);
     if (future) work->mark(future);
     if (future_result) work->mark_result(future_result);
   };
@@ -282,10 +305,14 @@ bool WorkHybrid::wait(std::chrono::milliseconds timeout) {
     if (waited_for_ && stage_ == WorkStage::kPending) group = context_->group.lock();
     drives = group != nullptr;
   }
-  const bool complete = wait_with_signals(deadline.point(), [&](core::TimePoint until) {
+  bool complete = wait_with_signals(deadline.point(), [&](core::TimePoint until) {
     if (drives) drives = drive(*group, until);
     return sleep_until(until);
   });
+  if (!complete) {  // perhaps only callbacks are late
+    const std::lock_guard lock(mutex_);
+    complete = stage_ == WorkStage::kComplete;
+  }
   TORCH_CHECK(complete, "Operation timed out! hybridps: ", describe(), " was not complete within ", timeout.count(),
               " ms of waiting; it goes on");
   Ptr kept;
@@ -319,7 +346,7 @@ bool WorkHybrid::drive(engine::Group& group, core::TimePoint until) {
 
 bool WorkHybrid::sleep_until(core::TimePoint until) {
   std::unique_lock lock(mutex_);
-  while (stage_ != WorkStage::kComplete) {
+  while (stage_ != WorkStage::kComplete || !may_show()) {
     if (stage_ == WorkStage::kArrived) {
       stage_ = WorkStage::kFinishing;
       lock.unlock();
@@ -327,17 +354,25 @@ bool WorkHybrid::sleep_until(core::TimePoint until) {
       lock.lock();
       continue;
     }
+    const bool is_complete = stage_ == WorkStage::kComplete;
     ++waiters_;
-    const bool woken = cv_.wait_until(lock, until) == std::cv_status::no_timeout;
+    const bool woken =
+        cv_.wait_until(lock, is_complete ? std::min(until, settle_by_) : until) == std::cv_status::no_timeout;
     --waiters_;
     if (!woken && stage_ != WorkStage::kComplete && stage_ != WorkStage::kArrived) return false;
+    if (!woken && is_complete && core::Clock::now() >= until) return false;
   }
   return true;
 }
 
+// On the work's own lane, or one above, nobody else would complete the future.
+bool WorkHybrid::may_show() const {
+  return !owes_future_ || Lanes::current() >= lane_ || core::Clock::now() >= settle_by_;
+}
+
 bool WorkHybrid::isCompleted() {
   const std::lock_guard lock(mutex_);
-  if (stage_ != WorkStage::kComplete) return false;
+  if (stage_ != WorkStage::kComplete || !may_show()) return false;
   seen_complete_.store(true, std::memory_order_relaxed);
   return true;
 }
@@ -419,6 +454,7 @@ c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& conte
   for (const auto& work : works) all.outputs.insert(all.outputs.end(), work->outputs().begin(), work->outputs().end());
   auto parent =
       c10::make_intrusive<WorkHybrid>(context, all, works.size() + 1, std::vector<std::shared_ptr<TimeExtension>>());
+  parent->end_at_first_error();
   for (const auto& work : works) WorkHybrid::add_parent(work, parent);
   WorkHybrid::part_done(parent, {});
   return parent;

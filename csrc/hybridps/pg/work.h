@@ -83,6 +83,8 @@ class WorkHybrid final : public c10d::Work {
   void set_sequence(std::uint64_t sequence) noexcept { sequence_.store(sequence, std::memory_order_relaxed); }
   /// Called once for each of `parts`, when the part is complete.
   static void part_done(Ptr work, const worker::Outcome& outcome);
+  /// The first part that fails completes the work. For a work without buffers; call before the first part_done().
+  void end_at_first_error() noexcept { ends_at_error_ = true; }
   /// Makes `parent` count this work as one of its parts.
   static void add_parent(const Ptr& work, Ptr parent);
   const std::vector<at::Tensor>& outputs() const noexcept { return outputs_; }
@@ -111,6 +113,7 @@ class WorkHybrid final : public c10d::Work {
 #endif
 
  private:
+  class Settled;
   enum class WorkStage { kPending, kArrived, kFinishing, kComplete };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -125,6 +128,8 @@ class WorkHybrid final : public c10d::Work {
   /// Waits until `until`. Returns whether the work is complete.
   bool sleep_until(core::TimePoint until);
   bool claim_finish();
+  /// Whether the caller may be told that the work is complete: its future must be complete, too. mutex_ held.
+  bool may_show() const;
   void mark(const FuturePtr& future) const;
   void mark_result(const FuturePtr& future) const;
   void end_span();
@@ -152,6 +157,10 @@ class WorkHybrid final : public c10d::Work {
   // Guarded by mutex_. mutex_ and cv_ are members of the base class.
   WorkStage stage_ = WorkStage::kPending;
   std::size_t parts_left_;
+  bool ends_at_error_ = false;
+  bool ended_ = false;         // arrived() was called
+  bool owes_future_ = false;   // a future was asked for before the work was complete, and is not complete yet
+  core::TimePoint settle_by_;  // waiters wait for such a future until then
   core::Status status_;
   int source_rank_ = -1;
   int waiters_ = 0;

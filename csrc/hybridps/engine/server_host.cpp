@@ -29,9 +29,9 @@ using core::Status;
 
 // How long the groups of a stopping server have to let it go. Operations that take longer fail over to ranks.
 constexpr auto kLeaveWithin = std::chrono::milliseconds(1500);
-// The most engines that some jobs have given up and other jobs still use.
+// The most engines that some jobs have given up and other jobs still use; on a server with more engines, its number.
 constexpr std::size_t kRetiredMax = 8;
-// Of these, the most that one job still uses.
+// Of these, the most that one job still uses, with the same exception.
 constexpr std::size_t kRetiredOfJobMax = 4;
 
 // A request may have a sixteenth of the memory, but at least this: enough for the roster of 1,000 ranks.
@@ -143,9 +143,11 @@ class ServerHostImpl final : public ServerHost {
   }
 
   Status replace(std::size_t index, const std::string& why) {
-    if (retired_.size() >= kRetiredMax)
+    const auto kept = static_cast<std::size_t>(
+        std::count_if(retired_.begin(), retired_.end(), [](const auto& shard) { return shard->has_groups(); }));
+    if (kept >= std::max(kRetiredMax, shards_.size()))
       return Status(Code::kOutOfResources,
-                    std::to_string(kRetiredMax) + " engines that jobs have given up still serve others");
+                    std::to_string(kept) + " engines that jobs have given up still serve others");
     DataThreads threads = data_threads();
     auto shard = start_shard(static_cast<int>(index), threads);
     if (!shard.is_ok()) return shard.status();
@@ -175,21 +177,22 @@ class ServerHostImpl final : public ServerHost {
     if (!is_open && (past == nullptr || (past->engines.empty() && shard.has_groups())))
       return Status(Code::kInvalidArgument, "the job has no group on engine " + core::to_string(engine) +
                                                 ", and can have no other one in its place");
-    return may_leave_another(is_open ? open->second.engines : past->engines);
+    return may_leave_another(is_open ? open->second.engines : past->engines, {});
   }
 
-  /// For a job with these engines.
-  Status may_leave_another(const std::vector<core::EngineId>& mine) const HYBRIDPS_REQUIRES(mutex_) {
+  /// For a job with these engines. The group `opening` does not count.
+  Status may_leave_another(const std::vector<core::EngineId>& mine, core::GroupUid opening) const
+      HYBRIDPS_REQUIRES(mutex_) {
     std::size_t given_up = 0;
     for (const auto& retired : retired_)
       for (const auto& [of, group] : open_)
-        if (group.shards.contains(retired->record().engine) &&
+        if (of != opening && group.shards.contains(retired->record().engine) &&
             std::find_first_of(mine.begin(), mine.end(), group.engines.begin(), group.engines.end()) != mine.end()) {
           ++given_up;
           break;
         }
-    if (given_up >= kRetiredOfJobMax)
-      return Status(Code::kOutOfResources, "the job has given up " + std::to_string(kRetiredOfJobMax) +
+    if (given_up >= std::max(kRetiredOfJobMax, shards_.size()))
+      return Status(Code::kOutOfResources, "the job has given up " + std::to_string(given_up) +
                                                " engines on which it still has groups; no job may have more");
     return Status::ok();
   }
@@ -212,7 +215,7 @@ class ServerHostImpl final : public ServerHost {
       Status may;
       {
         const core::MutexLock lock(mutex_);
-        may = may_leave_another(engines);
+        may = may_leave_another(engines, roster.uid);
       }
       if (may.is_ok()) may = replace(i, "a job needs another engine than engine ");
       if (!may.is_ok()) return may;

@@ -319,7 +319,7 @@ void ServerJoins::take_in_opened() {
     const Code code = place.opened.code();
     if (code != Code::kTimeout && code != Code::kPeerDead && !place.was_open) place.has_open = false;
     if (code == Code::kAborted && ++place.given_up_engines <= kGivenUpMax) {  // another job had an engine replaced
-      give_up(place);
+      place.has_open = place.was_open = false;  // it has closed the group on all its engines
       ask(place, AddressStep::kFinding, {});
       asks_again = true;
       continue;

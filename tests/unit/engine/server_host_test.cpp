@@ -313,20 +313,22 @@ TEST_CASE("engine/server_host: a job renews what it has given up, but not while 
 
 TEST_CASE("engine/server_host: engines that have given up a rank make place for others if a group has that rank",
           "[engine]") {
-  Scene scene(0, /*dead_seconds=*/1.0, /*threads=*/3);
+  constexpr std::size_t kThreads = 10;
+  Scene scene(0, /*dead_seconds=*/1.0, kThreads);
   const ServerRequest first = scene.open(1);
   REQUIRE(scene.ask(first).is_ok());
-  REQUIRE(Scene::wait_for([&] { return scene.host->stats().groups_total == 3 && scene.host->stats().groups == 0; }));
+  REQUIRE(
+      Scene::wait_for([&] { return scene.host->stats().groups_total == kThreads && scene.host->stats().groups == 0; }));
   const ServerRequest second = scene.open(2);
   CHECK(Scene::close(second).engines == Scene::close(first).engines);
   const core::Status refused = scene.ask(second);
   CHECK(refused.code() == core::Code::kAborted);
   CHECK(std::string(refused.message()).find("has given up") != std::string::npos);
   const ServerRequest again = scene.open(2);
-  for (std::size_t shard = 0; shard < 3; ++shard)
+  for (std::size_t shard = 0; shard < kThreads; ++shard)
     CHECK(again.roster->servers[shard].engine != first.roster->servers[shard].engine);
   CHECK(scene.ask(again).is_ok());
-  CHECK(scene.count("a job needs another engine than engine") == 3);
+  CHECK(scene.count("a job needs another engine than engine") == kThreads);
 }
 
 TEST_CASE("engine/server_host: a group that names an engine which was replaced is opened on none", "[engine]") {

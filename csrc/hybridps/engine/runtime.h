@@ -59,7 +59,7 @@ class Runtime final : public flow::Router, public worker::Host, public server::D
   /// For a group that will not be opened here, or not again: drops its early messages, and its messages from now on.
   void forget_group(core::GroupUid uid);
   worker::Worker& worker() noexcept { return *worker_; }
-  /// The group with most ranks, this engine among them. One that works comes before all that do not. Null: none.
+  /// The group with most ranks, this engine among them. One that works counts twice. Null: none.
   const worker::GroupState* largest_group();
   /// Of an open group, for which this engine may be a dedicated server; null: no such group.
   const schedule::Members* members_of(core::GroupUid uid) const;

@@ -122,9 +122,11 @@ void Runtime::on_joined(core::GroupUid uid, const schedule::Members& members) {
 }
 
 const worker::GroupState* Runtime::largest_group() {
-  // Of equal ones that with most operations: other ranks may not have opened a younger one yet.
+  // One that is over may be closed elsewhere. Of equal ones that with most operations: other ranks may not have opened
+  // a younger one yet.
   const auto size_of = [](const worker::GroupState& group) {
-    return std::make_tuple(group.status.is_ok() && !group.leaving, group.info.topology.size(), group.over.floor());
+    const bool works = group.status.is_ok() && !group.leaving;
+    return std::make_tuple((works ? 2 : 1) * group.info.topology.size(), group.over.floor());
   };
   const worker::GroupState* largest = nullptr;
   for (const auto& [uid, group] : windows_.groups())

@@ -83,9 +83,10 @@ void StatusDesk::on_asked(const wire::Message& message) {
     text.clear();
     parts = 1;
   }
+  const std::uint64_t answered_ns = now_ns();
   for (std::size_t part = 0; part < parts; ++part)
     relay_.send_answer(message,
-                       {ask.number, ask.sent_ns, now_ns(), static_cast<std::uint32_t>(part),
+                       {ask.number, ask.sent_ns, answered_ns, static_cast<std::uint32_t>(part),
                         static_cast<std::uint32_t>(parts), ask.asker, about_.engine},
                        std::string_view(text).substr(part * part_bytes, part_bytes));
 }
@@ -101,11 +102,12 @@ void StatusDesk::on_answered(const wire::Message& message, std::span<const std::
   const auto whose = question.answers.find(answer.author);
   if (whose == question.answers.end() || whose->second.complete) return;
   Answer& all = whose->second;
-  if (answer.ask_ns < all.ask_ns) return;
-  if (all.parts.empty() || answer.ask_ns > all.ask_ns) {  // the engine may have been asked again
+  const std::pair at(answer.ask_ns, answer.now_ns);
+  if (at < all.at) return;
+  if (all.parts.empty() || at > all.at) {  // the engine may have been asked again
     all.parts.assign(answer.parts, {});
     all.missing = answer.parts;
-    all.ask_ns = answer.ask_ns;
+    all.at = at;
   }
   if (part.empty()) {  // the engine lives, but had no memory for its answer, or the answer is too long
     all.parts.clear();

@@ -66,7 +66,7 @@ class StatusDesk : core::Pinned {
   struct Answer {
     std::vector<std::string> parts;
     std::size_t missing = 0;
-    std::uint64_t ask_ns = 0;  // of the question that the parts answer
+    std::pair<std::uint64_t, std::uint64_t> at{};  // StatusAnswer::ask_ns and now_ns, the same in all parts
     bool complete = false;
     double round_trip_seconds = 0;
   };

@@ -8,7 +8,7 @@
 namespace hybridps::engine {
 namespace {
 
-constexpr std::size_t kRoutesKept = 64;
+constexpr std::size_t kRoutesKept = 4096;
 
 }  // namespace
 
@@ -69,10 +69,11 @@ bool StatusRelay::on_asked(const wire::Message& message) {
   if (members == nullptr) return ask.asker == from;  // the asker itself asks, or the group is not open here
   if (!members->find(from) || !members->find(ask.asker)) return false;
   const Asked asked{ask.asker, ask.number};
-  const auto [route, is_new] = routes_.try_emplace(asked, Route{from, uid});
+  const auto [route, is_new] = routes_.try_emplace(asked, Route{from, uid, ask.sent_ns});
   if (!is_new) {  // routes lead to engines that were asked earlier, or to the asker: so they lead nowhere in a circle
-    if (from == ask.asker) route->second.to = from;
-    return from == ask.asker;
+    const bool is_again = from == ask.asker && ask.sent_ns != route->second.sent_ns;
+    if (is_again) route->second = {from, uid, ask.sent_ns};
+    return is_again;
   }
   order_.push_back(asked);
   if (order_.size() > kRoutesKept) {
@@ -97,8 +98,9 @@ bool StatusRelay::on_answered(const wire::Message& message, std::string_view par
   const auto route = routes_.find({answer.asker, answer.number});
   if (!may_be_of_others || route == routes_.end() || route->second.uid != uid || runtime_.worker().find(uid) == nullptr)
     return false;
-  // An empty part says that the engine lives.
-  send(route->second.to, uid, answer, part.size() > runtime_.pool().slot_bytes_max() ? std::string_view() : part);
+  // Without room, the part would arrive empty, and the asker would not ask again.
+  if (part.empty() || (part.size() <= runtime_.pool().slot_bytes_max() && runtime_.pool().allocate(part.size())))
+    send(route->second.to, uid, answer, part);
   return false;
 }
 

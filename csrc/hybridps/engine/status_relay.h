@@ -56,6 +56,7 @@ class StatusRelay : core::Pinned {
   struct Route {
     core::EngineId to;
     core::GroupUid uid;
+    std::uint64_t sent_ns = 0;  // of the question
   };
   std::map<Asked, Route> routes_;
   std::deque<Asked> order_;  // of `routes_`, the oldest first

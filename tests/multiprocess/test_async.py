@@ -293,14 +293,16 @@ def test_futures_are_done_when_their_works_are(nodes):
 def error_in_a_batch(rank, world):
     check = Checker(rank)
     if rank == 0:
-        batch = [dist.P2POp(dist.irecv, torch.empty(8), 1), dist.P2POp(dist.irecv, torch.empty(8), 2)]
-        works = dist.batch_isend_irecv(batch)
+        tensors = torch.empty(8), torch.empty(8)
+        before = [tensor._use_count() for tensor in tensors]
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensors[peer - 1], peer) for peer in (1, 2)])
         error = None
         try:
             works[0].wait()
         except RuntimeError as raised:
             error = str(raised)
         check.that("the error of one part ends the batch", error is not None and "rank 1" in error, error)
+        del works  # the rest goes on, and its end drops what the batch holds
         dist.send(torch.ones(1), 2)
     elif rank == 1:
         with contextlib.suppress(RuntimeError):
@@ -309,6 +311,12 @@ def error_in_a_batch(rank, world):
         dist.recv(torch.empty(1), 0)  # rank 0 has the error while this rank has sent nothing
         dist.send(torch.ones(8), 0)
     dist.barrier()
+    if rank == 0:
+        end = time.monotonic() + 20
+        while [tensor._use_count() for tensor in tensors] != before and time.monotonic() < end:
+            time.sleep(0.01)
+        check.that("the batch keeps nothing", [tensor._use_count() for tensor in tensors] == before)
+        check.equal("the other part", tensors[1], torch.ones(8))
     return check.result()
 
 

@@ -25,7 +25,7 @@ namespace {
 constexpr std::chrono::milliseconds kMoment(20);
 // How long wait() and isCompleted() wait for callbacks of a future that was asked for earlier. A callback may wait for
 // the program itself.
-constexpr std::chrono::seconds kSettleWithin(5);
+constexpr std::chrono::seconds kSettleWithin(1);
 constexpr int kAbortHooksNice = 10;  // still leaves a tenth of a busy core: hooks may hold the interpreter's lock
 
 thread_local const WorkHybrid* running_callback = nullptr;  // NOLINT: see of_running_callback()
@@ -125,17 +125,27 @@ std::string WorkHybrid::describe() const {
 // The way to completion ---------------------------------------------------------------------------------------------
 
 void WorkHybrid::part_done(Ptr work, const worker::Outcome& outcome) {
+  bool has_ended = false;
   {
     const std::lock_guard lock(work->mutex_);
     --work->parts_left_;
-    if (work->ended_) return;
-    if (work->status_.is_ok() && !outcome.status.is_ok()) work->status_ = outcome.status;
-    if (outcome.source_rank >= 0) work->source_rank_ = outcome.source_rank;
-    const bool fails_now = work->ends_at_error_ && !work->status_.is_ok();
-    if (work->parts_left_ > 0 && !fails_now) return;  // the other parts hold references of their own
-    work->ended_ = true;
+    has_ended = work->ended_;
+    if (!has_ended) {
+      if (work->status_.is_ok() && !outcome.status.is_ok()) work->status_ = outcome.status;
+      if (outcome.source_rank >= 0) work->source_rank_ = outcome.source_rank;
+      const bool fails_now = work->ends_at_error_ && !work->status_.is_ok();
+      if (work->parts_left_ > 0 && !fails_now) return;  // the other parts hold references of their own
+      work->ended_ = true;
+    }
   }
-  arrived(std::move(work));
+  if (!has_ended) {
+    arrived(std::move(work));
+    return;
+  }
+  // The program may have dropped the work, so this reference may be the last.
+  Lanes& lanes = *work->context_->lanes;
+  const int lane = work->lane_;
+  lanes.post(lane, [work = std::move(work)]() mutable { work.reset(); });
 }
 
 void WorkHybrid::arrived(Ptr work) {
@@ -372,7 +382,8 @@ bool WorkHybrid::may_show() const {
 
 bool WorkHybrid::isCompleted() {
   const std::lock_guard lock(mutex_);
-  if (stage_ != WorkStage::kComplete || !may_show()) return false;
+  const bool may_see = seen_complete_.load(std::memory_order_relaxed) || may_show();
+  if (stage_ != WorkStage::kComplete || !may_see) return false;
   seen_complete_.store(true, std::memory_order_relaxed);
   return true;
 }
@@ -396,7 +407,9 @@ int WorkHybrid::sourceRank() const {
 }
 
 std::vector<at::Tensor> WorkHybrid::result() {
-  TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(). Should call wait() before result().");
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(stage_ == WorkStage::kComplete,
+              "Work needs to be completed before calling result(). Should call wait() before result().");
   return outputs_;
 }
 
@@ -454,7 +467,12 @@ c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& conte
   for (const auto& work : works) all.outputs.insert(all.outputs.end(), work->outputs().begin(), work->outputs().end());
   auto parent =
       c10::make_intrusive<WorkHybrid>(context, all, works.size() + 1, std::vector<std::shared_ptr<TimeExtension>>());
-  parent->end_at_first_error();
+  // Coalesced collectives end together: until then all their buffers are in use.
+  if (std::all_of(works.begin(), works.end(), [](const WorkHybrid::Ptr& work) {
+        const c10d::OpType type = work->retrieveOpType();
+        return type == c10d::OpType::SEND || type == c10d::OpType::RECV || type == c10d::OpType::RECVANYSOURCE;
+      }))
+    parent->end_at_first_error();
   for (const auto& work : works) WorkHybrid::add_parent(work, parent);
   WorkHybrid::part_done(parent, {});
   return parent;

@@ -179,6 +179,7 @@ std::uint64_t next_completion_key();
 void report(WorkContext& context, const core::Status& status, std::uint64_t completion_key, float duration_ms);
 
 /// One Work that completes when all of `works` have, with the first error among them; null works count as complete.
+/// Messages between two ranks are independent: the first error among them completes it at once.
 c10::intrusive_ptr<c10d::Work> combine(const std::shared_ptr<WorkContext>& context, std::vector<WorkHybrid::Ptr> works);
 
 }  // namespace hybridps::pg
